@@ -1,0 +1,3 @@
+//! The `outboard` binary.
+
+fn main() {}

@@ -1,0 +1,10 @@
+//! Engines: run a graph on a device.
+//!
+//! This crate promises that a program's outputs depend on its inputs and [`RandomKey`] alone: not on the number of
+//! threads, on what ran before, or on where the whole graph was cut. It never knows schedules or the network.
+
+mod executor;
+mod update;
+
+pub use executor::{EngineInfo, ExecError, Executor, RandomKey};
+pub use update::{StepSize, UpdateRule};

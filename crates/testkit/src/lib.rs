@@ -1,0 +1,1 @@
+//! Virtual-time network and fake devices for tests.

@@ -1,0 +1,4 @@
+//! One device's side of a run: holds stages, runs their actions as tensors arrive, reports.
+//!
+//! This crate promises that [`core`](crate) does no I/O and reads no clock: events and `now` come in, effects go out. Only
+//! `driver.rs` touches sockets, threads and time. It never knows the plan or the host's reasons.

@@ -1,0 +1,3 @@
+//! Checks that cargo does not know.
+
+fn main() {}
