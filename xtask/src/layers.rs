@@ -15,9 +15,35 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("outboard-wire", &["outboard-graph", "outboard-schedule"]),
     ("outboard-link", &[]),
     ("outboard-data", &["outboard-graph"]),
-    ("outboard-worker", &["outboard-graph", "outboard-schedule", "outboard-wire", "outboard-link", "outboard-exec"]),
-    ("outboard-host", &["outboard-graph", "outboard-schedule", "outboard-plan", "outboard-wire", "outboard-link"]),
-    ("outboard-testkit", &["outboard-graph", "outboard-schedule", "outboard-wire", "outboard-link"]),
+    (
+        "outboard-worker",
+        &[
+            "outboard-graph",
+            "outboard-schedule",
+            "outboard-wire",
+            "outboard-link",
+            "outboard-exec",
+        ],
+    ),
+    (
+        "outboard-host",
+        &[
+            "outboard-graph",
+            "outboard-schedule",
+            "outboard-plan",
+            "outboard-wire",
+            "outboard-link",
+        ],
+    ),
+    (
+        "outboard-testkit",
+        &[
+            "outboard-graph",
+            "outboard-schedule",
+            "outboard-wire",
+            "outboard-link",
+        ],
+    ),
     (
         "outboard",
         &[
@@ -37,10 +63,20 @@ const ROOMS: &[(&str, &[&str])] = &[
 
 /// Outside crates that belong to some rooms alone: prefix, rooms, reason.
 const OUTSIDE: &[(&str, &[&str], &str)] = &[
-    ("burn", &["outboard-exec"], "Burn's types appear in `exec` alone"),
+    (
+        "burn",
+        &["outboard-exec"],
+        "Burn's types appear in `exec` alone",
+    ),
     (
         "tokio",
-        &["outboard-link", "outboard-worker", "outboard-host", "outboard-testkit", "outboard"],
+        &[
+            "outboard-link",
+            "outboard-worker",
+            "outboard-host",
+            "outboard-testkit",
+            "outboard",
+        ],
         "async belongs to links and drivers",
     ),
 ];
@@ -52,24 +88,36 @@ pub(crate) fn check() -> Result<String> {
         .output()
         .context("cannot run cargo metadata")?;
     if !output.status.success() {
-        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
+        bail!(
+            "cargo metadata failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
-    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
+    let metadata: Value =
+        serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
     let crates = dependencies(&metadata)?;
     let faults = faults(&crates);
     if !faults.is_empty() {
         bail!("layers are crossed:\n  {}", faults.join("\n  "));
     }
-    Ok(format!("layers: {} crates keep to their rooms", crates.len()))
+    Ok(format!(
+        "layers: {} crates keep to their rooms",
+        crates.len()
+    ))
 }
 
 /// Each package's shipped (not dev) dependencies.
 fn dependencies(metadata: &Value) -> Result<BTreeMap<String, Vec<String>>> {
-    let packages = metadata["packages"].as_array().context("cargo metadata lists no packages")?;
+    let packages = metadata["packages"]
+        .as_array()
+        .context("cargo metadata lists no packages")?;
     packages
         .iter()
         .map(|package| {
-            let name = package["name"].as_str().context("a package has no name")?.to_owned();
+            let name = package["name"]
+                .as_str()
+                .context("a package has no name")?
+                .to_owned();
             let shipped = package["dependencies"]
                 .as_array()
                 .context("a package lists no dependencies")?
@@ -87,7 +135,9 @@ fn faults(crates: &BTreeMap<String, Vec<String>>) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, uses) in crates {
         let Some((_, allowed)) = ROOMS.iter().find(|(room, _)| room == name) else {
-            faults.push(format!("{name} has no room: add it to xtask/src/layers.rs and ARCHITECTURE.md"));
+            faults.push(format!(
+                "{name} has no room: add it to xtask/src/layers.rs and ARCHITECTURE.md"
+            ));
             continue;
         };
         for used in uses {
@@ -110,20 +160,34 @@ mod tests {
     use super::*;
 
     fn workspace(name: &str, uses: &[&str]) -> BTreeMap<String, Vec<String>> {
-        let mut crates: BTreeMap<String, Vec<String>> =
-            ROOMS.iter().map(|(room, _)| ((*room).to_owned(), Vec::new())).collect();
-        crates.insert(name.to_owned(), uses.iter().map(|used| (*used).to_owned()).collect());
+        let mut crates: BTreeMap<String, Vec<String>> = ROOMS
+            .iter()
+            .map(|(room, _)| ((*room).to_owned(), Vec::new()))
+            .collect();
+        crates.insert(
+            name.to_owned(),
+            uses.iter().map(|used| (*used).to_owned()).collect(),
+        );
         crates
     }
 
     #[test]
     fn allowed_dependencies_pass() {
-        assert!(faults(&workspace("outboard-plan", &["outboard-graph", "outboard-schedule", "thiserror"])).is_empty());
+        assert!(
+            faults(&workspace(
+                "outboard-plan",
+                &["outboard-graph", "outboard-schedule", "thiserror"]
+            ))
+            .is_empty()
+        );
     }
 
     #[test]
     fn the_host_must_not_know_the_engines() {
-        assert_eq!(faults(&workspace("outboard-host", &["outboard-exec"])), ["outboard-host must not know outboard-exec"]);
+        assert_eq!(
+            faults(&workspace("outboard-host", &["outboard-exec"])),
+            ["outboard-host must not know outboard-exec"]
+        );
     }
 
     #[test]
@@ -137,7 +201,10 @@ mod tests {
     #[test]
     fn burn_stays_in_exec() {
         assert!(faults(&workspace("outboard-exec", &["burn-flex"])).is_empty());
-        assert_eq!(faults(&workspace("outboard-graph", &["burn-flex"])).len(), 1);
+        assert_eq!(
+            faults(&workspace("outboard-graph", &["burn-flex"])).len(),
+            1
+        );
     }
 
     #[test]
@@ -150,14 +217,19 @@ mod tests {
     fn the_table_is_the_one_people_read() {
         let text = include_str!("../../ARCHITECTURE.md");
         for (room, allowed) in ROOMS {
-            let short = room.strip_prefix("outboard-").unwrap_or(if *room == "outboard" { "cli" } else { room });
+            let short = room
+                .strip_prefix("outboard-")
+                .unwrap_or(if *room == "outboard" { "cli" } else { room });
             let row = text
                 .lines()
                 .find(|line| line.starts_with(&format!("| `{short}` |")))
                 .unwrap_or_else(|| panic!("ARCHITECTURE.md has no row for {short}"));
             let uses = row.split('|').nth(2).unwrap();
             let mut listed: Vec<&str> = uses.split('`').skip(1).step_by(2).collect();
-            let mut expected: Vec<&str> = allowed.iter().map(|used| used.trim_start_matches("outboard-")).collect();
+            let mut expected: Vec<&str> = allowed
+                .iter()
+                .map(|used| used.trim_start_matches("outboard-"))
+                .collect();
             listed.sort_unstable();
             expected.sort_unstable();
             assert_eq!(listed, expected, "{short}");
