@@ -285,6 +285,9 @@ pub struct StageAssignment {
     pub evaluate: Option<String>,
     /// Every weight that the programs take, then optimizer state when resuming.
     pub weights: Vec<WeightSpec>,
+    /// Micro-batches between the start of their `F` and the end of their `W` at once, at the most. The worker plans
+    /// memory for the saved values of so many, and refuses a schedule that holds more.
+    pub in_flight: u16,
 }
 
 /// A tensor that the host uploads.
