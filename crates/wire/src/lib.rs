@@ -22,12 +22,18 @@
 //! 7. `StepDone` brings times, memory and heat.
 //! 8. `Fetch` brings weights and optimizer state back for a checkpoint. `DropRun` frees everything.
 //!
+//! Steps may be opened before the last one is done (two of training, several of evaluation): a worker runs them in the order
+//! they were opened, and starts on a training step when the one before it has been committed. A step of evaluation
+//! follows the `F` actions of the list for its number of micro-batches, in their order.
+//!
 //! A worker whose connection ends drops the run, frees its memory and accepts the next host.
 //!
 //! # Flow control
 //!
 //! Data travels on three streams a direction ([`Stream`]), each with a window of bytes that the receiver grants by
-//! `Credit` and the sender never exceeds. The window of [`Stream::Stage`] towards a worker is at least the stage traffic
+//! `Credit` and the sender never exceeds. All windows are empty at first: each side grants `Samples` and `Bulk` (and the
+//! host `Stage`) right after the `Hello`s, a worker `Stage` right before `Ready`. A frame counts with all its bytes, and
+//! may go when any credit is left, so that a frame larger than a window is not stuck. The window of [`Stream::Stage`] towards a worker is at least the stage traffic
 //! that one step can have outstanding, and is part of the memory the worker was asked to plan for, so waiting for credit
 //! can never deadlock a valid schedule.
 
