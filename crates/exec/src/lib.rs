@@ -4,7 +4,9 @@
 //! threads, on what ran before, or on where the whole graph was cut. It never knows schedules or the network.
 
 mod executor;
+mod random;
 mod update;
 
 pub use executor::{EngineInfo, ExecError, Executor, RandomKey};
-pub use update::{StepSize, UpdateRule};
+pub use random::{dropout_mask, dropout_scale};
+pub use update::{Real, StepSize, UpdateRule};
