@@ -2,14 +2,22 @@
 //!
 //! This crate promises to be pure: it computes shapes, text, stages, gradients-as-graphs and bundle bytes from its
 //! arguments alone. It never runs an operator, never knows PyTorch, a device, a socket or the clock, and no input makes
-//! it panic: whatever comes from a file or a peer passes [`Graph::verify`] before anything else looks at it.
+//! it panic: whatever comes from a file or a peer passes `Graph::verify` before anything else looks at it.
 
+mod builder;
+mod error;
 mod graph;
+mod infer;
 mod op;
 mod tensor;
 mod types;
 
-pub use graph::{Graph, Input, InputKind, Node, Output, OutputKind, Value, ValueId};
+pub use builder::Builder;
+pub use error::{GraphError, MAX_NAME};
+pub use graph::{Graph, Input, InputKind, MAX_VALUES, Node, Output, OutputKind, Value, ValueId};
+pub use infer::{InferError, MAX_OPERANDS, infer};
 pub use op::{Op, Reduction};
-pub use tensor::Tensor;
-pub use types::{DType, Dim, TensorType};
+pub use tensor::{Tensor, TensorError};
+pub use types::{
+    DType, Dim, LimitError, MAX_DIM, MAX_ELEMENTS, MAX_RANK, ParseTypeError, TensorType,
+};
