@@ -1,4 +1,12 @@
 //! One device's side of a run: holds stages, runs their actions as tensors arrive, reports.
 //!
-//! This crate promises that [`core`](crate) does no I/O and reads no clock: events and `now` come in, effects go out. Only
+//! This crate promises that its core does no I/O and reads no clock: events and `now` come in, effects go out. Only
 //! `driver.rs` touches sockets, threads and time. It never knows the plan or the host's reasons.
+
+mod event;
+mod memory;
+mod stage;
+
+pub use event::{Act, Arrived, Departing, Effect, Event, Job, JobDone, JobError, JobId, JobOutput};
+pub use memory::MemoryPlan;
+pub use stage::{Port, Ports, Signature};
