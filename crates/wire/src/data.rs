@@ -1,0 +1,201 @@
+//! The data frame: a compact head that a router reads, then the encoded tensor.
+//!
+//! The payload of a data frame, all integers little-endian:
+//!
+//! ```text
+//! byte  0      1       2          3      4       6             8     12     20
+//!      | kind | dtype | encoding | rank | stage | micro-batch | run | step | name length |
+//!      | u8   | u8    | u8       | u8   | u16   | u16         | u32 | u64  | u16         |
+//! byte 22         22 + 8 rank
+//!      | dims      | name  | elements, row-major, to the end of the frame |
+//!      | rank x u64| UTF-8 | exactly as many bytes as dims and encoding make |
+//! ```
+
+use bytes::{BufMut, Bytes, BytesMut};
+use outboard_graph::DType;
+
+use crate::codes::Coded;
+use crate::control::limits::{NAME_BYTES, RANK};
+use crate::error::{DecodeError, EncodeError};
+use crate::frame::{HEAD_BYTES, frame_kind, number};
+use crate::message::{DataHeader, DataKind, TensorEncoding};
+
+/// Bytes of the data head before dims and name.
+const FIXED_BYTES: usize = 22;
+
+/// Bytes of one element on the wire: `f32` is encoded, everything else travels as it is.
+pub fn element_bytes(dtype: DType, encoding: TensorEncoding) -> usize {
+    match (dtype, encoding) {
+        (DType::F32, TensorEncoding::F16 | TensorEncoding::BF16) => 2,
+        _ => dtype.bytes(),
+    }
+}
+
+impl DataHeader {
+    /// Bytes of the encoded tensor; `None` beyond 64 bits.
+    pub fn payload_bytes(&self) -> Option<u64> {
+        let element = element_bytes(self.dtype, self.encoding) as u64;
+        // A zero anywhere makes the tensor empty, however large the other dimensions.
+        if self.dims.contains(&0) {
+            return Some(0);
+        }
+        self.dims
+            .iter()
+            .try_fold(element, |bytes, dim| bytes.checked_mul(*dim))
+    }
+
+    /// Bytes of the whole frame, which is what flow control counts; `None` beyond 64 bits.
+    pub fn frame_bytes(&self) -> Option<u64> {
+        self.payload_bytes()?
+            .checked_add((HEAD_BYTES + self.head_bytes()) as u64)
+    }
+
+    fn head_bytes(&self) -> usize {
+        FIXED_BYTES + 8 * self.dims.len() + self.name.len()
+    }
+}
+
+/// A data frame in two pieces, so that a large payload is not copied: the head, and `payload` as given.
+///
+/// # Errors
+/// [`EncodeError`] when the name or rank is over its limit, or the payload is not the size that the header makes.
+pub fn encode_data(header: &DataHeader, payload: Bytes) -> Result<[Bytes; 2], EncodeError> {
+    let out_of_bounds = |what, unit, length, limit| EncodeError::OutOfBounds {
+        what,
+        unit,
+        length,
+        limit,
+    };
+    let name_bytes = u16::try_from(header.name.len())
+        .ok()
+        .filter(|_| header.name.len() <= NAME_BYTES)
+        .ok_or_else(|| {
+            out_of_bounds("name of a tensor", "bytes", header.name.len(), NAME_BYTES)
+        })?;
+    let rank = u8::try_from(header.dims.len())
+        .ok()
+        .filter(|_| header.dims.len() <= RANK)
+        .ok_or_else(|| out_of_bounds("shape of a tensor", "entries", header.dims.len(), RANK))?;
+    let expected = header.payload_bytes().unwrap_or(u64::MAX);
+    if payload.len() as u64 != expected {
+        return Err(EncodeError::Payload {
+            name: header.name.clone(),
+            payload: payload.len() as u64,
+            expected,
+        });
+    }
+    let length = header.head_bytes() as u64 + expected;
+    let limit = frame_kind(number::DATA).map_or(0, |kind| kind.limit);
+    let announced = u32::try_from(length)
+        .ok()
+        .filter(|&length| length <= limit)
+        .ok_or(EncodeError::TooLong {
+            frame: "Data",
+            length,
+            limit: u64::from(limit),
+        })?;
+
+    let mut head = BytesMut::with_capacity(HEAD_BYTES + header.head_bytes());
+    head.put_u32_le(announced);
+    head.put_u16_le(number::DATA);
+    head.put_u8(header.kind.code());
+    head.put_u8(header.dtype.code());
+    head.put_u8(header.encoding.code());
+    head.put_u8(rank);
+    head.put_u16_le(header.stage);
+    head.put_u16_le(header.micro_batch);
+    head.put_u32_le(header.run);
+    head.put_u64_le(header.step);
+    head.put_u16_le(name_bytes);
+    for dim in &header.dims {
+        head.put_u64_le(*dim);
+    }
+    head.put_slice(header.name.as_bytes());
+    Ok([head.freeze(), payload])
+}
+
+/// Reads the data head from the start of a data frame's payload, of which `announced` bytes will come. `None` while too
+/// little of it has come. A length that does not fit the head is found here, long before the tensor has arrived.
+pub(crate) fn decode_head(
+    body: &[u8],
+    announced: u32,
+) -> Result<Option<(DataHeader, usize)>, DecodeError> {
+    let malformed = |cause| DecodeError::Malformed {
+        frame: "Data",
+        cause,
+    };
+    if (announced as usize) < FIXED_BYTES {
+        return Err(malformed("it is shorter than its head"));
+    }
+    let Some((fixed, rest)) = body.split_first_chunk::<FIXED_BYTES>() else {
+        return Ok(None);
+    };
+    let [
+        kind,
+        dtype,
+        encoding,
+        rank,
+        s0,
+        s1,
+        m0,
+        m1,
+        r0,
+        r1,
+        r2,
+        r3,
+        t0,
+        t1,
+        t2,
+        t3,
+        t4,
+        t5,
+        t6,
+        t7,
+        n0,
+        n1,
+    ] = *fixed;
+    let rank = usize::from(rank);
+    let name_bytes = usize::from(u16::from_le_bytes([n0, n1]));
+    if rank > RANK {
+        return Err(malformed("its tensor has too many dimensions"));
+    }
+    if name_bytes > NAME_BYTES {
+        return Err(malformed("its name is too long"));
+    }
+    let head_bytes = FIXED_BYTES + 8 * rank + name_bytes;
+    if (announced as usize) < head_bytes {
+        return Err(malformed("it is shorter than its head"));
+    }
+    let Some((dims, rest)) = rest.split_at_checked(8 * rank) else {
+        return Ok(None);
+    };
+    let Some(name) = rest.get(..name_bytes) else {
+        return Ok(None);
+    };
+    let (dims, _) = dims.as_chunks::<8>();
+    let header = DataHeader {
+        run: u32::from_le_bytes([r0, r1, r2, r3]),
+        step: u64::from_le_bytes([t0, t1, t2, t3, t4, t5, t6, t7]),
+        kind: DataKind::from_code(kind).ok_or_else(|| malformed("its kind is unknown"))?,
+        stage: u16::from_le_bytes([s0, s1]),
+        micro_batch: u16::from_le_bytes([m0, m1]),
+        name: str::from_utf8(name)
+            .map_err(|_| malformed("its name is not UTF-8"))?
+            .to_owned(),
+        dtype: DType::from_code(dtype).ok_or_else(|| malformed("its element type is unknown"))?,
+        dims: dims.iter().map(|dim| u64::from_le_bytes(*dim)).collect(),
+        encoding: TensorEncoding::from_code(encoding)
+            .ok_or_else(|| malformed("its encoding is unknown"))?,
+    };
+    let expected = header
+        .payload_bytes()
+        .and_then(|bytes| bytes.checked_add(head_bytes as u64))
+        .ok_or_else(|| malformed("its tensor has more than 2^64 bytes"))?;
+    if expected != u64::from(announced) {
+        return Err(DecodeError::DataLength {
+            announced: u64::from(announced),
+            expected,
+        });
+    }
+    Ok(Some((header, head_bytes)))
+}
