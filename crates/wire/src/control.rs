@@ -68,11 +68,10 @@ fn write<T: Serialize>(number: u16, prefix: &[u8], twin: &T) -> Result<Bytes, En
     frame.extend_from_slice(&[0; 4]);
     frame.extend_from_slice(&number.to_le_bytes());
     frame.extend_from_slice(prefix);
-    let mut frame =
-        postcard::to_extend(twin, frame).map_err(|cause| EncodeError::Serialise {
-            frame: frame_name(number),
-            cause: cause.to_string(),
-        })?;
+    let mut frame = postcard::to_extend(twin, frame).map_err(|cause| EncodeError::Serialise {
+        frame: frame_name(number),
+        cause: cause.to_string(),
+    })?;
     let length = frame.len() - HEAD_BYTES;
     let limit = frame_kind(number).map_or(0, |kind| kind.limit);
     let bytes = u32::try_from(length)

@@ -35,10 +35,6 @@ impl DataHeader {
     /// Bytes of the encoded tensor; `None` beyond 64 bits.
     pub fn payload_bytes(&self) -> Option<u64> {
         let element = element_bytes(self.dtype, self.encoding) as u64;
-        // A zero anywhere makes the tensor empty, however large the other dimensions.
-        if self.dims.contains(&0) {
-            return Some(0);
-        }
         self.dims
             .iter()
             .try_fold(element, |bytes, dim| bytes.checked_mul(*dim))
@@ -69,9 +65,7 @@ pub fn encode_data(header: &DataHeader, payload: Bytes) -> Result<[Bytes; 2], En
     let name_bytes = u16::try_from(header.name.len())
         .ok()
         .filter(|_| header.name.len() <= NAME_BYTES)
-        .ok_or_else(|| {
-            out_of_bounds("name of a tensor", "bytes", header.name.len(), NAME_BYTES)
-        })?;
+        .ok_or_else(|| out_of_bounds("name of a tensor", "bytes", header.name.len(), NAME_BYTES))?;
     let rank = u8::try_from(header.dims.len())
         .ok()
         .filter(|_| header.dims.len() <= RANK)

@@ -111,10 +111,9 @@ impl<M: ControlMessage> Decoder<M> {
     /// Room to read the next bytes into, appended to what is waiting; an alternative to [`Decoder::push`] without its
     /// copy. At least 64 KiB are free; of a long frame as much again as has come.
     pub fn space(&mut self) -> &mut BytesMut {
-        let missing = self
-            .head
-            .as_ref()
-            .map_or(0, |head| head.frame_bytes().saturating_sub(self.buffer.len()));
+        let missing = self.head.as_ref().map_or(0, |head| {
+            head.frame_bytes().saturating_sub(self.buffer.len())
+        });
         self.buffer
             .reserve(missing.min(self.buffer.len()).max(SPACE_BYTES));
         &mut self.buffer

@@ -124,7 +124,9 @@ pub enum EncodeError {
         value: String,
     },
     /// The payload of a data frame does not fit its head.
-    #[error("tensor `{name}` has a payload of {payload} bytes, its shape and encoding make {expected}")]
+    #[error(
+        "tensor `{name}` has a payload of {payload} bytes, its shape and encoding make {expected}"
+    )]
     Payload {
         /// Name of the tensor.
         name: String,
@@ -162,16 +164,6 @@ pub enum TensorError {
         /// Name of the tensor.
         name: String,
     },
-    /// A boolean that is neither 0 nor 1.
-    #[error("tensor `{name}` is boolean but element {element} is {value}")]
-    NotBoolean {
-        /// Name of the tensor.
-        name: String,
-        /// Index of the element.
-        element: usize,
-        /// Its byte.
-        value: u8,
-    },
 }
 
 /// A peer broke the flow control of a stream.
@@ -186,7 +178,9 @@ pub enum CreditError {
         frame_bytes: u64,
     },
     /// Credit that no window could have.
-    #[error("the peer granted {bytes} bytes more on the stream {stream:?}, which makes more than {limit}")]
+    #[error(
+        "the peer granted {bytes} bytes more on the stream {stream:?}, which makes more than {limit}"
+    )]
     Overflow {
         /// Stream.
         stream: Stream,

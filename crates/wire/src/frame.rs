@@ -110,7 +110,11 @@ const fn retired(number: u16, name: &'static str, reason: &'static str) -> Frame
 pub const FRAMES: [FrameKind; 26] = {
     use Direction::{Both, ToHost, ToWorker};
     [
-        retired(0, "Zero", "a run of zero bytes must never look like a frame"),
+        retired(
+            0,
+            "Zero",
+            "a run of zero bytes must never look like a frame",
+        ),
         early(row(number::HOST_HELLO, "HostHello", ToWorker, 4 * KIB)),
         early(row(number::DEVICE_HELLO, "DeviceHello", ToHost, 4 * KIB)),
         row(number::PING, "Ping", ToWorker, 64),
@@ -158,7 +162,11 @@ mod tests {
 
     #[test]
     fn numbers_ascend_so_none_is_given_twice() {
-        assert!(FRAMES.windows(2).all(|pair| pair[0].number < pair[1].number));
+        assert!(
+            FRAMES
+                .windows(2)
+                .all(|pair| pair[0].number < pair[1].number)
+        );
         for kind in &FRAMES {
             assert_eq!(frame_kind(kind.number), Some(kind));
         }
@@ -182,10 +190,15 @@ mod tests {
                 Direction::Both => "both",
             };
             let row = match kind.retired {
-                Some(reason) => format!("| {} | `{}` | retired: {reason} |", kind.number, kind.name),
+                Some(reason) => {
+                    format!("| {} | `{}` | retired: {reason} |", kind.number, kind.name)
+                }
                 None => format!("| {} | `{}` | {direction} |", kind.number, kind.name),
             };
-            assert!(document.contains(&row), "docs/protocol.md lacks the row {row}");
+            assert!(
+                document.contains(&row),
+                "docs/protocol.md lacks the row {row}"
+            );
         }
     }
 }

@@ -37,10 +37,26 @@
 //! that one step can have outstanding, and is part of the memory the worker was asked to plan for, so waiting for credit
 //! can never deadlock a valid schedule.
 
+mod bounded;
+mod codes;
+mod control;
+mod credit;
+mod data;
+mod decoder;
+mod error;
+mod frame;
 mod message;
+// mod tensor;
 
+pub use control::{ControlMessage, limits};
+pub use credit::{CREDIT_LIMIT, ReceiveWindow, SendWindow};
+pub use data::{element_bytes, encode_data};
+pub use decoder::{DATA_LIMIT, Decoder, Frame, HostDecoder, WorkerDecoder};
+pub use error::{CreditError, DecodeError, EncodeError, TensorError};
+pub use frame::{Direction, FRAMES, FrameKind, HEAD_BYTES, MAGIC, PROTOCOL, frame_kind};
 pub use message::{
     ActionTime, Assign, DataFrame, DataHeader, DataKind, DeviceHello, FailureKind, HostMessage,
     Optimizer, SharedWeight, StageAssignment, StateKind, StepMode, Stream, TensorEncoding,
     WeightSpec, WorkerMessage,
 };
+// pub use tensor::{decode_tensor, encode_tensor};

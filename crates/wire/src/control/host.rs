@@ -3,9 +3,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::limits::{
-    ACTIONS, LABEL_BYTES, MICRO_BATCHES, PROFILE_PROGRAMS, PROGRAM_BYTES,
-};
+use super::limits::{ACTIONS, LABEL_BYTES, MICRO_BATCHES, PROFILE_PROGRAMS, PROGRAM_BYTES};
 use super::parts::{ActionTwin, AssignTwin};
 use super::{ControlMessage, foreign, read, read_hello, write, write_hello};
 use crate::bounded::{Finite, FiniteF32, List, Text};

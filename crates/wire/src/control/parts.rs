@@ -160,6 +160,7 @@ struct StageTwin<'a> {
     normaliser: Option<Program<'a>>,
     evaluate: Option<Program<'a>>,
     weights: List<WeightTwin<'a>, WEIGHTS>,
+    in_flight: u16,
 }
 
 impl<'a> StageTwin<'a> {
@@ -177,6 +178,7 @@ impl<'a> StageTwin<'a> {
             normaliser: program(&stage.normaliser)?,
             evaluate: program(&stage.evaluate)?,
             weights: List::new("weights of a stage", &stage.weights, WeightTwin::new)?,
+            in_flight: stage.in_flight,
         })
     }
 }
@@ -192,6 +194,7 @@ impl From<StageTwin<'_>> for StageAssignment {
             normaliser: program(twin.normaliser),
             evaluate: program(twin.evaluate),
             weights: twin.weights.into_vec(WeightSpec::from),
+            in_flight: twin.in_flight,
         }
     }
 }
@@ -249,7 +252,11 @@ impl<'a> AssignTwin<'a> {
             seed: assign.seed,
             first_step: assign.first_step,
             encoding: Code(assign.encoding),
-            optimizer: assign.optimizer.as_ref().map(OptimizerTwin::new).transpose()?,
+            optimizer: assign
+                .optimizer
+                .as_ref()
+                .map(OptimizerTwin::new)
+                .transpose()?,
             stages: List::new("stages of a worker", &assign.stages, StageTwin::new)?,
             shared: List::new("shared weights", &assign.shared, SharedTwin::new)?,
             largest_micro_batch: assign.largest_micro_batch,

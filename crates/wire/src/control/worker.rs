@@ -229,9 +229,11 @@ impl ControlMessage for WorkerMessage {
                 let stream = Code(stream);
                 write(number::WORKER_CREDIT, &[], &Credit { stream, bytes })
             }
-            Self::Bye { reason } => {
-                write(number::WORKER_BYE, &[], &Text::<MESSAGE_BYTES>::clipped(reason))
-            }
+            Self::Bye { reason } => write(
+                number::WORKER_BYE,
+                &[],
+                &Text::<MESSAGE_BYTES>::clipped(reason),
+            ),
         }
     }
 
