@@ -164,6 +164,14 @@ pub enum TensorError {
         /// Name of the tensor.
         name: String,
     },
+    /// The elements are not those of a tensor of this type.
+    #[error("tensor `{name}` is malformed: {source}")]
+    Elements {
+        /// Name of the tensor.
+        name: String,
+        /// What is wrong.
+        source: outboard_graph::TensorError,
+    },
 }
 
 /// A peer broke the flow control of a stream.

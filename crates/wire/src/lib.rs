@@ -46,7 +46,7 @@ mod decoder;
 mod error;
 mod frame;
 mod message;
-// mod tensor;
+mod tensor;
 
 pub use control::{ControlMessage, limits};
 pub use credit::{CREDIT_LIMIT, ReceiveWindow, SendWindow};
@@ -59,4 +59,4 @@ pub use message::{
     Optimizer, SharedWeight, StageAssignment, StateKind, StepMode, Stream, TensorEncoding,
     WeightSpec, WorkerMessage,
 };
-// pub use tensor::{decode_tensor, encode_tensor};
+pub use tensor::{decode_tensor, encode_tensor};
