@@ -4,19 +4,24 @@
 //! arguments alone. It never runs an operator, never knows PyTorch, a device, a socket or the clock, and no input makes
 //! it panic: whatever comes from a file or a peer passes `Graph::verify` before anything else looks at it.
 
+mod autodiff;
 mod builder;
 mod error;
 mod graph;
 mod infer;
 mod op;
+mod stage;
 mod tensor;
 mod types;
+mod vjp;
 
+pub use autodiff::{AutodiffError, StagePrograms, stage_programs, values_with_gradient};
 pub use builder::Builder;
 pub use error::{GraphError, MAX_NAME};
 pub use graph::{Graph, Input, InputKind, MAX_VALUES, Node, Output, OutputKind, Value, ValueId};
 pub use infer::{InferError, MAX_OPERANDS, infer};
 pub use op::{Op, Reduction};
+pub use stage::Stage;
 pub use tensor::{Tensor, TensorError};
 pub use types::{
     DType, Dim, LimitError, MAX_DIM, MAX_ELEMENTS, MAX_RANK, ParseTypeError, TensorType,

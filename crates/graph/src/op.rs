@@ -86,6 +86,7 @@ operators! {
     Sub = "sub.Tensor" { alpha: f64 }
     Mul = "mul.Tensor" {}
     Div = "div.Tensor" {}
+    /// Floats, or `i64` with a whole scalar.
     AddScalar = "add.Scalar" { scalar: f64 }
     MulScalar = "mul.Scalar" { scalar: f64 }
     PowScalar = "pow.Tensor_Scalar" { exponent: f64 }

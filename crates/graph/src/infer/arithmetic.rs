@@ -90,6 +90,17 @@ pub(super) fn infer(op: &Op, operands: Operands<'_>) -> Result<Vec<TensorType>, 
         | Op::Sqrt {}
         | Op::Rsqrt {}
         | Op::Neg {} => Ok(vec![operands.float(0)?.clone()]),
+        // Counters (`num_batches_tracked`) are integers; a whole scalar keeps them so.
+        Op::AddScalar { scalar } if operands.any(0)?.dtype == DType::I64 => {
+            check_finite("scalar", *scalar)?;
+            if scalar.fract() != 0.0 || scalar.abs() > (1_u64 << 53) as f64 {
+                return Err(attribute(
+                    "scalar",
+                    format!("is {scalar}, not a whole number"),
+                ));
+            }
+            Ok(vec![operands.any(0)?.clone()])
+        }
         Op::AddScalar { scalar } | Op::MulScalar { scalar } => {
             check_finite("scalar", *scalar)?;
             Ok(vec![operands.float(0)?.clone()])
