@@ -5,8 +5,10 @@
 
 mod executor;
 mod random;
+mod reference;
 mod update;
 
 pub use executor::{EngineInfo, ExecError, Executor, RandomKey};
 pub use random::{dropout_mask, dropout_scale};
+pub use reference::{Reference, ReferencePlan, ReferenceTensor};
 pub use update::{Real, StepSize, UpdateRule};
