@@ -2,19 +2,25 @@
 //!
 //! This crate promises to be pure: it computes shapes, text, stages, gradients-as-graphs and bundle bytes from its
 //! arguments alone. It never runs an operator, never knows PyTorch, a device, a socket or the clock, and no input makes
-//! it panic: whatever comes from a file or a peer passes `Graph::verify` before anything else looks at it.
+//! it panic: whatever comes from a file or a peer passes [`Graph::verify`] before anything else looks at it.
 
 mod autodiff;
 mod builder;
+mod canonical;
 mod error;
+mod fold;
 mod graph;
 mod infer;
 pub mod init;
 mod loss;
 mod op;
+mod rewrite;
+mod specialise;
 mod stage;
 mod tensor;
+mod text;
 mod types;
+mod verify;
 mod vjp;
 pub mod zoo;
 
@@ -27,6 +33,7 @@ pub use loss::{Loss, LossError, TARGET};
 pub use op::{Op, Reduction};
 pub use stage::Stage;
 pub use tensor::{Tensor, TensorError};
+pub use text::{MAX_TEXT, TextError};
 pub use types::{
     DType, Dim, LimitError, MAX_DIM, MAX_ELEMENTS, MAX_RANK, ParseTypeError, TensorType,
 };

@@ -1,5 +1,8 @@
 //! The operators: one table that defines each operator's variant, ATen name and attributes.
 
+use std::fmt;
+
+use crate::text::{Attribute, Reader, SyntaxError};
 use crate::{DType, Dim};
 
 /// How a loss is reduced.
@@ -13,10 +16,26 @@ pub enum Reduction {
     Mean,
 }
 
-/// Declares [`Op`], its names and the visiting of its attributes by name, from one table.
+impl Reduction {
+    /// All reductions.
+    pub const ALL: [Reduction; 3] = [Reduction::None, Reduction::Sum, Reduction::Mean];
+
+    /// The name in the text form: `none`, `sum`, `mean`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reduction::None => "none",
+            Reduction::Sum => "sum",
+            Reduction::Mean => "mean",
+        }
+    }
+}
+
+/// Declares [`Op`], its names, and the printing, parsing and changing of its attributes by name, from one table.
 macro_rules! operators {
     ($( $(#[$doc:meta])* $variant:ident = $name:literal { $( $field:ident : $type:ty ),* } )*) => {
         /// An operator with its attributes, under ATen's name and with ATen's semantics.
+        ///
+        /// Displays as in the text form, without operands: `sum.dim_IntList(dims=[1], keepdim=true)`.
         #[derive(Clone, Debug, PartialEq)]
         #[allow(missing_docs, reason = "attributes have ATen's names and meaning")]
         pub enum Op {
@@ -31,6 +50,33 @@ macro_rules! operators {
 
             /// All names, in the table's order.
             pub const NAMES: &'static [&'static str] = &[ $( $name ),* ];
+
+            /// Visits the attributes in the table's order.
+            pub(crate) fn visit_attributes(&self, visit: &mut dyn FnMut(&'static str, &dyn Attribute)) {
+                match self { $( Op::$variant { $( $field ),* } => { $( visit(stringify!($field), $field); )* } )* }
+                // Operators without attributes do not use it.
+                let _ = visit;
+            }
+
+            /// Visits the attributes in the table's order, to change them.
+            pub(crate) fn visit_attributes_mut(
+                &mut self,
+                visit: &mut dyn FnMut(&'static str, &mut dyn Attribute),
+            ) {
+                match self { $( Op::$variant { $( $field ),* } => { $( visit(stringify!($field), $field); )* } )* }
+                let _ = visit;
+            }
+
+            /// Reads the attributes of the operator of this name; `None` when there is no such operator.
+            pub(crate) fn read(name: &str, reader: &mut Reader<'_>) -> Result<Option<Op>, SyntaxError> {
+                match name {
+                    $( $name => {
+                        $( let $field: $type = reader.attribute(stringify!($field))?; )*
+                        Ok(Some(Op::$variant { $( $field ),* }))
+                    } )*
+                    _ => Ok(None),
+                }
+            }
         }
     };
 }
@@ -166,4 +212,12 @@ operators! {
     SliceGrad = "slice_backward" { input_shape: Vec<Dim>, dim: usize, start: usize, end: usize, step: usize }
     /// `(grad)`: zeros of `input_shape` with `grad` in the selected plane.
     SelectGrad = "select_backward" { input_shape: Vec<Dim>, dim: usize, index: usize }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::new();
+        crate::text::print_call(&mut text, self, &[]);
+        f.write_str(&text)
+    }
 }
