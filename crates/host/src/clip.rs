@@ -1,13 +1,13 @@
 //! Clipping by the global norm.
 
 /// The norm of all gradients together, from the sum of squares of each, in the order given (that of names).
-pub fn global_norm<'a>(squares: impl IntoIterator<Item = &'a f64>) -> f64 {
+pub(crate) fn global_norm<'a>(squares: impl IntoIterator<Item = &'a f64>) -> f64 {
     squares.into_iter().sum::<f64>().sqrt()
 }
 
 /// What gradients are multiplied by, as `torch.nn.utils.clip_grad_norm_` computes it: `max_norm / (norm + 1e-6)`, at most 1.
 /// Exactly 1 where nothing is clipped, so that gradients keep their bits.
-pub fn gradient_scale(norm: f64, max_norm: Option<f64>) -> f32 {
+pub(crate) fn gradient_scale(norm: f64, max_norm: Option<f64>) -> f32 {
     match max_norm {
         Some(max_norm) => {
             let scale = max_norm / (norm + 1e-6);

@@ -1,15 +1,13 @@
 //! The synchronous face of the coordinator: devices, measurements, runs.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use outboard_graph::Graph;
 use outboard_link::Link;
 use outboard_wire::DeviceHello;
 
 use crate::core::{Command, Report};
 use crate::driver::Handle;
-use crate::{DeviceId, HostOptions, LinkMeasure, Progress, Run, RunError, RunOptions, profile};
+use crate::{DeviceId, HostOptions, LinkMeasure, Progress, Run, RunError, RunOptions};
 
 /// A device to connect to.
 #[derive(Debug)]

@@ -4,14 +4,22 @@
 //! `driver.rs` touches sockets, threads and time. It never runs an operator: the host's own compute is a worker over a
 //! memory link.
 
+mod assign;
 mod clip;
 pub mod core;
+mod driver;
 mod error;
+mod host;
 mod options;
 mod report;
+mod run;
 pub mod split;
+mod trace;
 
 pub use core::{DeviceId, LinkMeasure};
 pub use error::RunError;
+pub use host::{Connection, DeviceInfo, DeviceSpec, Host};
 pub use options::{HostOptions, Placement, Progress, RunOptions};
 pub use report::{DeviceStep, StepReport, TimedAction, Transfer};
+pub use run::{Batch, Run};
+pub use trace::TraceWriter;

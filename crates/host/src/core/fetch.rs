@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use outboard_graph::Tensor;
 use outboard_wire::{DataFrame, DataKind, StateKind, WeightSpec};
 
-use super::net::{Fault, Net};
+use super::net::{Fault, Net, tensor_of};
 use super::{DeviceId, RunSpec};
 
 /// A fetch in progress.
@@ -69,7 +69,7 @@ impl Fetch {
                 known.dims
             ));
         }
-        let tensor = frame.tensor().map_err(|error| error.to_string())?;
+        let tensor = tensor_of(frame)?;
         *self.received.entry(device).or_default() += 1;
         match self.tensors.get(&header.name) {
             Some(other) if *other != tensor => Err(format!(

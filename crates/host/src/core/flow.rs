@@ -152,11 +152,6 @@ impl Outbox {
         self.writing_bytes = 0;
         self.writing.drain(..).collect()
     }
-
-    /// Whether nothing waits or is being written.
-    pub(super) fn is_idle(&self) -> bool {
-        self.writing.is_empty() && self.queues.iter().all(VecDeque::is_empty)
-    }
 }
 
 /// What a device may still send.
@@ -230,9 +225,7 @@ mod tests {
         outbox.credit(Stream::Bulk, 1).unwrap();
         assert_eq!(outbox.pop().map(|frame| frame.cost()), Some(10));
         assert_eq!(outbox.written().map(|sent| sent.cost), Some(1000));
-        assert!(!outbox.is_idle());
         assert_eq!(outbox.written().map(|sent| sent.cost), Some(10));
-        assert!(outbox.is_idle());
         assert!(outbox.written().is_none());
     }
 

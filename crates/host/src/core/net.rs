@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use outboard_graph::Tensor;
 use outboard_wire::{
-    DataHeader, DataKind, DeviceHello, HostMessage, PROTOCOL, Stream, TensorEncoding,
+    DataFrame, DataHeader, DataKind, DeviceHello, HostMessage, PROTOCOL, Stream, TensorEncoding,
 };
 
 use super::device::{Device, Stand};
@@ -365,4 +365,17 @@ pub(super) struct Address {
 /// Zeros, as probes carry them.
 pub(super) fn zeros(bytes: usize) -> Bytes {
     Bytes::from(vec![0; bytes])
+}
+
+/// The tensor of a frame for the host: results and weights always travel exactly.
+pub(super) fn tensor_of(frame: &DataFrame) -> Result<Tensor, String> {
+    let header = &frame.header;
+    if header.encoding != TensorEncoding::F32 {
+        return Err(format!("`{}` comes in {:?}, not exactly", header.name, header.encoding));
+    }
+    let dims: Option<Vec<usize>> =
+        header.dims.iter().map(|dim| usize::try_from(*dim).ok()).collect();
+    let dims = dims.ok_or_else(|| format!("`{}` is too large", header.name))?;
+    Tensor::from_bytes(header.dtype, dims, frame.payload.clone())
+        .map_err(|error| format!("`{}`: {error}", header.name))
 }

@@ -3,7 +3,7 @@
 use outboard_wire::{DataFrame, DataKind};
 
 use super::flow::{Body, Outgoing};
-use super::net::{Fault, Net};
+use super::net::{Fault, Net, tensor_of};
 use super::run::Run;
 use super::{Cargo, DeviceId, Route};
 
@@ -72,9 +72,9 @@ impl Run {
         let Some(step) = self.steps.iter_mut().find(|step| step.step == header.step) else {
             return broke(net, format!("a result of step {}, which is not in progress", header.step));
         };
-        let tensor = match frame.tensor() {
+        let tensor = match tensor_of(frame) {
             Ok(tensor) => tensor,
-            Err(error) => return broke(net, format!("result `{}`: {error}", header.name)),
+            Err(what) => return broke(net, format!("result {what}")),
         };
         let Some(results) = step.results.get_mut(usize::from(header.micro_batch)) else {
             return broke(net, format!("a result of micro-batch {}", header.micro_batch));
