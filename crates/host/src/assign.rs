@@ -41,6 +41,9 @@ impl Assignment {
     }
 }
 
-pub(crate) fn assign(_run: &RunOptions, _devices: usize) -> Result<(Assignment, RunSpec), RunError> {
+pub(crate) fn assign(
+    _run: &RunOptions,
+    _devices: usize,
+) -> Result<(Assignment, RunSpec), RunError> {
     Err(RunError::Stopped)
 }

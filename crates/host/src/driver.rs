@@ -67,13 +67,19 @@ impl Handle {
                 runtime.shutdown_background();
             })
             .map_err(|error| RunError::Usage(format!("cannot start the coordinator: {error}")))?;
-        Ok(Handle { commands: Some(commands), reports, thread: Some(thread) })
+        Ok(Handle {
+            commands: Some(commands),
+            reports,
+            thread: Some(thread),
+        })
     }
 
     /// Hands a command over; waits while too many are waiting.
     pub(crate) fn send(&self, command: Command) -> Result<(), RunError> {
         let commands = self.commands.as_ref().ok_or(RunError::Stopped)?;
-        commands.blocking_send(command).map_err(|_| RunError::Stopped)
+        commands
+            .blocking_send(command)
+            .map_err(|_| RunError::Stopped)
     }
 
     /// Waits for the next report.
@@ -117,7 +123,10 @@ async fn coordinate(
 ) {
     let start = Instant::now();
     let (event_sender, mut events) = mpsc::channel(QUEUE);
-    let mut links = Links { writers: Vec::new(), tasks: Vec::new() };
+    let mut links = Links {
+        writers: Vec::new(),
+        tasks: Vec::new(),
+    };
     for (index, connection) in connections.into_iter().enumerate() {
         let (writes, write_receiver) = mpsc::channel(WRITES);
         links.writers.push(Some(writes));
@@ -191,12 +200,16 @@ impl Links {
     /// Hands a frame to its link's queue; gives an event when that cannot be.
     fn carry_out(&mut self, effect: Effect) -> Option<Event> {
         let (device, encoded, is_data) = match effect {
-            Effect::Send { device, message } => {
-                (device, message.encode().map(|bytes| [bytes, Bytes::new()]), false)
-            }
-            Effect::SendData { device, header, payload } => {
-                (device, encode_data(&header, payload), true)
-            }
+            Effect::Send { device, message } => (
+                device,
+                message.encode().map(|bytes| [bytes, Bytes::new()]),
+                false,
+            ),
+            Effect::SendData {
+                device,
+                header,
+                payload,
+            } => (device, encode_data(&header, payload), true),
             Effect::Forward { device, frame } => (device, Ok([frame, Bytes::new()]), true),
             Effect::Close { device } => {
                 // The writer sends what is queued and closes; one that cannot is ended.
@@ -225,7 +238,10 @@ impl Links {
             },
             Err(error) => format!("cannot be told: {error}"),
         };
-        Some(Event::Closed { device, cause: Cause::Link(cause) })
+        Some(Event::Closed {
+            device,
+            cause: Cause::Link(cause),
+        })
     }
 }
 
@@ -239,7 +255,9 @@ async fn serve(
 ) {
     let link = match connection {
         Connection::Link(link) => Ok(link),
-        Connection::Url(address) => dial(&address, timeout).await.map_err(|reason| (address, reason)),
+        Connection::Url(address) => dial(&address, timeout)
+            .await
+            .map_err(|reason| (address, reason)),
     };
     let Link { reader, writer, .. } = match link {
         Ok(link) => link,
@@ -274,7 +292,9 @@ async fn serve(
 
 async fn dial(address: &str, timeout: Duration) -> Result<Link, String> {
     let address: LinkAddress = address.parse().map_err(|error| format!("{error}"))?;
-    outboard_link::dial(&address, timeout).await.map_err(|error| error.to_string())
+    outboard_link::dial(&address, timeout)
+        .await
+        .map_err(|error| error.to_string())
 }
 
 /// Reads until the end; gives its cause, or nothing when the loop has ended.

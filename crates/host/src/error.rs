@@ -160,7 +160,9 @@ fn hint(kind: FailureKind) -> &'static str {
         FailureKind::Program => "the device's build may be older than the host's",
         FailureKind::Memory => "use more stages, more micro-batches or a smaller batch",
         FailureKind::Hash => "the link corrupts data, or the two builds differ",
-        FailureKind::Compute => "run the same model on the host alone to tell the device from the model",
+        FailureKind::Compute => {
+            "run the same model on the host alone to tell the device from the model"
+        }
         FailureKind::Order => "install the same version on both sides",
     }
 }

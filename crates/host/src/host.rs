@@ -89,7 +89,9 @@ pub(crate) struct Claim(pub(crate) Arc<Shared>);
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.0.running.store(false, std::sync::atomic::Ordering::Release);
+        self.0
+            .running
+            .store(false, std::sync::atomic::Ordering::Release);
     }
 }
 
@@ -106,11 +108,19 @@ impl Host {
     ) -> Result<Host, RunError> {
         let names: Vec<String> = devices.iter().map(|device| device.name.clone()).collect();
         for device in &names {
-            progress(Progress::Connecting { device: device.clone() });
+            progress(Progress::Connecting {
+                device: device.clone(),
+            });
         }
-        let connections = devices.into_iter().map(|device| device.connection).collect();
+        let connections = devices
+            .into_iter()
+            .map(|device| device.connection)
+            .collect();
         let handle = Handle::start(options.clone(), names.clone(), connections)?;
-        let shared = Arc::new(Shared { handle: Mutex::new(handle), running: false.into() });
+        let shared = Arc::new(Shared {
+            handle: Mutex::new(handle),
+            running: false.into(),
+        });
         let mut hellos = vec![None; names.len()];
         while hellos.iter().any(Option::is_none) {
             if let Report::Connected { device, hello } = shared.receive()?
@@ -120,14 +130,28 @@ impl Host {
             }
         }
         let mut known = Vec::new();
-        for (index, (name, hello)) in names.into_iter().zip(hellos.into_iter().flatten()).enumerate()
+        for (index, (name, hello)) in names
+            .into_iter()
+            .zip(hellos.into_iter().flatten())
+            .enumerate()
         {
             let id = DeviceId(index);
-            progress(Progress::Probing { device: name.clone() });
+            progress(Progress::Probing {
+                device: name.clone(),
+            });
             let link = probe(&shared, id)?;
-            known.push(DeviceInfo { id, name, hello, link });
+            known.push(DeviceInfo {
+                id,
+                name,
+                hello,
+                link,
+            });
         }
-        Ok(Host { shared, devices: known, options })
+        Ok(Host {
+            shared,
+            devices: known,
+            options,
+        })
     }
 
     /// The devices, in the order given.
@@ -159,19 +183,24 @@ impl Host {
     /// # Errors
     ///
     /// A model that cannot be cut so, a device over its memory, a lost device; [`RunError::Usage`] during another run.
-    pub fn start(
-        &self,
-        run: RunOptions,
-        progress: impl FnMut(Progress),
-    ) -> Result<Run, RunError> {
-        Run::start(self.shared.claim()?, &self.devices, &self.options, run, progress)
+    pub fn start(&self, run: RunOptions, progress: impl FnMut(Progress)) -> Result<Run, RunError> {
+        Run::start(
+            self.shared.claim()?,
+            &self.devices,
+            &self.options,
+            run,
+            progress,
+        )
     }
 }
 
 fn probe(shared: &Shared, device: DeviceId) -> Result<LinkMeasure, RunError> {
     shared.send(Command::Probe(device))?;
     loop {
-        if let Report::Probed { device: probed, link } = shared.receive()?
+        if let Report::Probed {
+            device: probed,
+            link,
+        } = shared.receive()?
             && probed == device
         {
             return Ok(link);

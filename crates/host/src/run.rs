@@ -63,8 +63,16 @@ impl Run {
         this.claim.0.send(Command::Start(Box::new(spec)))?;
         loop {
             match this.receive()? {
-                Report::Uploading { device, sent, total } => {
-                    progress(Progress::Uploading { device: this.name(device.0), sent, total });
+                Report::Uploading {
+                    device,
+                    sent,
+                    total,
+                } => {
+                    progress(Progress::Uploading {
+                        device: this.name(device.0),
+                        sent,
+                        total,
+                    });
                 }
                 Report::Started { planned_bytes } => {
                     this.planned_bytes = planned_bytes
@@ -106,10 +114,14 @@ impl Run {
     pub fn submit(&mut self, batch: Batch, learning_rate: f64) -> Result<u64, RunError> {
         self.check()?;
         if !self.assignment.trains {
-            return Err(RunError::Usage("this run has no optimizer; it only evaluates".to_owned()));
+            return Err(RunError::Usage(
+                "this run has no optimizer; it only evaluates".to_owned(),
+            ));
         }
         if !learning_rate.is_finite() {
-            return Err(RunError::Usage(format!("a learning rate of {learning_rate}")));
+            return Err(RunError::Usage(format!(
+                "a learning rate of {learning_rate}"
+            )));
         }
         let spec = self.step_spec(self.next_step, StepMode::Train, &batch, learning_rate)?;
         while self.submitted >= MOST_SUBMITTED {
@@ -147,7 +159,9 @@ impl Run {
     /// As [`Run::submit`] and [`Run::wait`].
     pub fn step(&mut self, batch: Batch, learning_rate: f64) -> Result<StepReport, RunError> {
         if self.pending() > 0 {
-            return Err(RunError::Usage("earlier steps have not been waited for".to_owned()));
+            return Err(RunError::Usage(
+                "earlier steps have not been waited for".to_owned(),
+            ));
         }
         self.submit(batch, learning_rate)?;
         self.wait()
@@ -167,7 +181,9 @@ impl Run {
     ) -> Result<(), RunError> {
         self.check()?;
         if self.pending() > 0 {
-            return Err(RunError::Usage("earlier steps have not been waited for".to_owned()));
+            return Err(RunError::Usage(
+                "earlier steps have not been waited for".to_owned(),
+            ));
         }
         let mut batches = batches.into_iter().fuse();
         let mut expected: VecDeque<(u64, Vec<usize>)> = VecDeque::new();
@@ -180,10 +196,15 @@ impl Run {
                 let spec = self.step_spec(number, StepMode::Evaluate, &batch, 0.0)?;
                 self.next_evaluation += 1;
                 self.schedule(spec.sizes.len())?;
-                expected.push_back((number, spec.sizes.iter().map(|size| *size as usize).collect()));
+                expected.push_back((
+                    number,
+                    spec.sizes.iter().map(|size| *size as usize).collect(),
+                ));
                 self.send(Command::Step(Box::new(spec)))?;
             }
-            let Some((number, sizes)) = expected.pop_front() else { return Ok(()) };
+            let Some((number, sizes)) = expected.pop_front() else {
+                return Ok(());
+            };
             let results = loop {
                 if let Report::Evaluated { step, results } = self.receive()? {
                     if step != number {
@@ -206,7 +227,9 @@ impl Run {
         let mut weights = self.fetch(StateKind::Weights)?;
         // Weights that no stage needs stay what they were.
         for (name, tensor) in &self.assignment.idle_weights {
-            weights.entry(name.clone()).or_insert_with(|| tensor.clone());
+            weights
+                .entry(name.clone())
+                .or_insert_with(|| tensor.clone());
         }
         Ok(weights)
     }
@@ -284,7 +307,10 @@ impl Run {
             return Ok(());
         }
         let actions = self.assignment.actions(micro_batches)?;
-        self.send(Command::Schedule(ScheduleSpec { micro_batches, actions }))
+        self.send(Command::Schedule(ScheduleSpec {
+            micro_batches,
+            actions,
+        }))
     }
 
     fn step_spec(
@@ -312,7 +338,9 @@ impl Run {
         let sizes = micro_batch_sizes(rows, self.micro_batches, smallest)?;
         let mut parts = BTreeMap::new();
         for (name, ty) in &self.assignment.data {
-            let Some((_, tensor)) = batch.iter().find(|(given, _)| given == name) else { continue };
+            let Some((_, tensor)) = batch.iter().find(|(given, _)| given == name) else {
+                continue;
+            };
             parts.insert(name.as_str(), split(name, tensor, ty, &sizes)?);
         }
         let mut inputs = Vec::new();
@@ -337,7 +365,13 @@ impl Run {
             .into_iter()
             .map(|size| u32::try_from(size).unwrap_or(u32::MAX))
             .collect();
-        Ok(StepSpec { step, mode, sizes, inputs, learning_rate })
+        Ok(StepSpec {
+            step,
+            mode,
+            sizes,
+            inputs,
+            learning_rate,
+        })
     }
 
     /// Results of an evaluation with their micro-batches joined.
@@ -348,8 +382,10 @@ impl Run {
     ) -> Result<BTreeMap<String, Tensor>, RunError> {
         let mut joined = BTreeMap::new();
         for (name, ty) in &self.assignment.results {
-            let parts: Vec<&Tensor> =
-                results.iter().filter_map(|results| results.get(name)).collect();
+            let parts: Vec<&Tensor> = results
+                .iter()
+                .filter_map(|results| results.get(name))
+                .collect();
             match join(name, ty, sizes, &parts) {
                 Ok(tensor) => joined.insert(name.clone(), tensor),
                 Err(error) => return Err(self.end(error)),
@@ -384,5 +420,7 @@ fn batch_size(assignment: &Assignment, batch: &Batch) -> Result<usize, RunError>
             return Ok(rows / dim.factor().max(1));
         }
     }
-    Err(RunError::Batch("none of its tensors has a batch dimension".to_owned()))
+    Err(RunError::Batch(
+        "none of its tensors has a batch dimension".to_owned(),
+    ))
 }

@@ -100,7 +100,10 @@ pub fn join(
     for (size, part) in sizes.iter().zip(parts) {
         let wanted = ty.sizes(*size);
         if part.dtype() != ty.dtype || Some(part.dims()) != wanted.as_deref() {
-            return Err(wrong(format!("a micro-batch of {size} has shape {:?}", part.dims())));
+            return Err(wrong(format!(
+                "a micro-batch of {size} has shape {:?}",
+                part.dims()
+            )));
         }
         data.extend_from_slice(part.data());
     }

@@ -65,7 +65,11 @@ impl<W: Write> TraceWriter<W> {
                     "args": { "step": report.step },
                 }))?;
             }
-            let last = device.actions.iter().map(|timed| timed.start + timed.duration).max();
+            let last = device
+                .actions
+                .iter()
+                .map(|timed| timed.start + timed.duration)
+                .max();
             if let Some(last) = last
                 && device.update_seconds > 0.0
             {
@@ -123,7 +127,11 @@ impl<W: Write> TraceWriter<W> {
     }
 
     fn event(&mut self, event: &Value) -> io::Result<()> {
-        let separator = if std::mem::replace(&mut self.begun, true) { ",\n" } else { "[\n" };
+        let separator = if std::mem::replace(&mut self.begun, true) {
+            ",\n"
+        } else {
+            "[\n"
+        };
         write!(self.out, "{separator}{event}")
     }
 }
@@ -154,7 +162,11 @@ mod tests {
             devices: vec![DeviceStep {
                 device: DeviceId(1),
                 actions: vec![TimedAction {
-                    action: Action { stage: 1, kind: Kind::Forward, micro_batch: 0 },
+                    action: Action {
+                        stage: 1,
+                        kind: Kind::Forward,
+                        micro_batch: 0,
+                    },
                     start: millis(2),
                     duration: millis(3),
                 }],
@@ -178,7 +190,10 @@ mod tests {
         let text = String::from_utf8(trace.finish().unwrap()).unwrap();
         let events: Vec<Value> = serde_json::from_str(&text).unwrap();
         let named = |name: &str| -> Vec<&Value> {
-            events.iter().filter(|event| event["name"] == name).collect()
+            events
+                .iter()
+                .filter(|event| event["name"] == name)
+                .collect()
         };
         assert_eq!(named("thread_name").len(), 6);
         let slice = named("1F0");
@@ -189,8 +204,10 @@ mod tests {
         );
         assert_eq!(named("update")[0]["ts"], json!(9000));
         // The sender's way out and the receiver's way in.
-        let tracks: Vec<&Value> =
-            named("Activation 1.0").iter().map(|event| &event["tid"]).collect();
+        let tracks: Vec<&Value> = named("Activation 1.0")
+            .iter()
+            .map(|event| &event["tid"])
+            .collect();
         assert_eq!(tracks, [&json!(2), &json!(1)]);
     }
 }

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use outboard_graph::Tensor;
 use outboard_schedule::Action;
 use outboard_wire::{
-    Assign, DataFrame, DataHeader, DataKind, DecodeError, DeviceHello, HostMessage, StateKind, StepMode, WorkerMessage,
+    Assign, DataFrame, DataHeader, DataKind, DecodeError, DeviceHello, HostMessage, StateKind,
+    StepMode, WorkerMessage,
 };
 
 use crate::RunError;
@@ -126,7 +127,9 @@ pub struct RunSpec {
 impl RunSpec {
     /// Optimizer steps that the weights have had.
     pub(super) fn first_step(&self) -> u64 {
-        self.assigns.first().map_or(0, |(_, assign)| assign.first_step)
+        self.assigns
+            .first()
+            .map_or(0, |(_, assign)| assign.first_step)
     }
 }
 

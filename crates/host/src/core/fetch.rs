@@ -19,7 +19,12 @@ pub(super) struct Fetch {
 
 impl Fetch {
     pub(super) fn new(state: StateKind) -> Self {
-        Fetch { state, tensors: BTreeMap::new(), received: BTreeMap::new(), done: BTreeSet::new() }
+        Fetch {
+            state,
+            tensors: BTreeMap::new(),
+            received: BTreeMap::new(),
+            done: BTreeSet::new(),
+        }
     }
 
     pub(super) fn is_done(&self, device: DeviceId) -> bool {
@@ -48,14 +53,18 @@ impl Fetch {
             StateKind::Optimizer => DataKind::OptimizerState,
         };
         if header.kind != wanted {
-            return Err(format!("{:?} data in a fetch of {:?}", header.kind, self.state));
+            return Err(format!(
+                "{:?} data in a fetch of {:?}",
+                header.kind, self.state
+            ));
         }
         let weight = match self.state {
             StateKind::Weights => Some(header.name.as_str()),
             // `NAME/STATE`, as in the assignment.
             StateKind::Optimizer => header.name.rsplit_once('/').map(|(name, _)| name),
         };
-        let known = weight.and_then(|weight| weights_of(spec, device).find(|spec| spec.name == weight));
+        let known =
+            weight.and_then(|weight| weights_of(spec, device).find(|spec| spec.name == weight));
         let Some(known) = known else {
             return Err(format!("`{}`, which it does not hold", header.name));
         };
@@ -87,7 +96,9 @@ impl Fetch {
     pub(super) fn device_done(&mut self, device: DeviceId, tensors: u32) -> Result<(), String> {
         let received = self.received.get(&device).copied().unwrap_or(0);
         if received != tensors {
-            return Err(format!("Fetched after {received} tensors, it says {tensors}"));
+            return Err(format!(
+                "Fetched after {received} tensors, it says {tensors}"
+            ));
         }
         if !self.done.insert(device) {
             return Err("Fetched twice".to_owned());
@@ -104,7 +115,11 @@ impl Fetch {
             let missing =
                 weights_of(spec, *device).find(|weight| !self.tensors.contains_key(&weight.name));
             if let Some(weight) = missing {
-                return Err(net.protocol(*device, None, format!("Fetched without `{}`", weight.name)));
+                return Err(net.protocol(
+                    *device,
+                    None,
+                    format!("Fetched without `{}`", weight.name),
+                ));
             }
         }
         Ok(())

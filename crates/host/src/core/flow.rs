@@ -144,7 +144,10 @@ impl Outbox {
 
     /// Forgets what waits, for good or because its run is over; gives back whose windows it took.
     pub(super) fn clear(&mut self) -> Vec<Outgoing> {
-        self.queues.iter_mut().flat_map(|queue| queue.drain(..)).collect()
+        self.queues
+            .iter_mut()
+            .flat_map(|queue| queue.drain(..))
+            .collect()
     }
 
     /// Forgets what is being written too: the link is gone.
@@ -163,7 +166,9 @@ pub(super) struct Inbox {
 impl Inbox {
     /// A device that may have so many bytes of each stream on their way or in the host's memory.
     pub(super) fn new(window: u64) -> Self {
-        Inbox { windows: STREAMS.map(|stream| ReceiveWindow::new(stream, window)) }
+        Inbox {
+            windows: STREAMS.map(|stream| ReceiveWindow::new(stream, window)),
+        }
     }
 
     /// Edge 2.
@@ -179,10 +184,13 @@ impl Inbox {
 
     /// Edge 1: everything that is to be granted now.
     pub(super) fn grants(&mut self) -> impl Iterator<Item = HostMessage> {
-        STREAMS.into_iter().zip(&mut self.windows).filter_map(|(stream, window)| {
-            let bytes = window.take_grant()?;
-            Some(HostMessage::Credit { stream, bytes })
-        })
+        STREAMS
+            .into_iter()
+            .zip(&mut self.windows)
+            .filter_map(|(stream, window)| {
+                let bytes = window.take_grant()?;
+                Some(HostMessage::Credit { stream, bytes })
+            })
     }
 }
 
@@ -240,7 +248,10 @@ mod tests {
         }
         assert!(outbox.pop().is_some());
         outbox.push(frame(DataKind::Cotangent, 700_000));
-        assert_eq!(outbox.pop().map(|frame| frame.header.kind), Some(DataKind::Cotangent));
+        assert_eq!(
+            outbox.pop().map(|frame| frame.header.kind),
+            Some(DataKind::Cotangent)
+        );
         assert!(outbox.pop().is_none());
     }
 

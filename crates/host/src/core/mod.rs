@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use event::{
-    Cargo, Cause, Command, DeviceId, Effect, Event, LinkMeasure, Report, Route, RunSpec, ScheduleSpec,
-    StepInput, StepSpec, Upload,
+    Cargo, Cause, Command, DeviceId, Effect, Event, LinkMeasure, Report, Route, RunSpec,
+    ScheduleSpec, StepInput, StepSpec, Upload,
 };
 use outboard_wire::{DataFrame, DataKind, DecodeError, HostMessage, PROTOCOL, WorkerMessage};
 
@@ -125,15 +125,24 @@ impl Core {
         let name = self.net.name(device);
         let error = match cause {
             Cause::Link(cause) => return self.lost(device, cause),
-            Cause::Dial { address, reason } => {
-                RunError::Unreachable { device: name, address, cause: reason }
-            }
-            Cause::Decode(DecodeError::Version { theirs, ours }) => {
-                RunError::Version { device: name, theirs, build: "unknown".into(), ours }
-            }
+            Cause::Dial { address, reason } => RunError::Unreachable {
+                device: name,
+                address,
+                cause: reason,
+            },
+            Cause::Decode(DecodeError::Version { theirs, ours }) => RunError::Version {
+                device: name,
+                theirs,
+                build: "unknown".into(),
+                ours,
+            },
             Cause::Decode(error) => return self.protocol(device, error.to_string()),
         };
-        Fault { device: Some(device), gone: true, error }
+        Fault {
+            device: Some(device),
+            gone: true,
+            error,
+        }
     }
 
     fn protocol(&self, device: DeviceId, what: impl Into<String>) -> Fault {
@@ -164,7 +173,13 @@ impl Core {
                 }
                 Ok(())
             }
-            WorkerMessage::Failed { run, step, stage, kind, message } => {
+            WorkerMessage::Failed {
+                run,
+                step,
+                stage,
+                kind,
+                message,
+            } => {
                 let current = self.run.as_ref().map(|run| run.id);
                 if run.is_some_and(|run| Some(run) != current && run <= self.last_run) {
                     return Ok(()); // Of a run that is over already.
@@ -181,11 +196,14 @@ impl Core {
                     },
                 })
             }
-            WorkerMessage::Bye { reason } => {
-                Err(self.lost(device, format!("it left: {reason}")))
+            WorkerMessage::Bye { reason } => Err(self.lost(device, format!("it left: {reason}"))),
+            _ if !self.net.is_up(device) => {
+                Err(self.protocol(device, "a message before its hello"))
             }
-            _ if !self.net.is_up(device) => Err(self.protocol(device, "a message before its hello")),
-            WorkerMessage::Pong { nonce, clock_micros } => {
+            WorkerMessage::Pong {
+                nonce,
+                clock_micros,
+            } => {
                 self.net.pong(device, nonce, clock_micros);
                 if let Some(probe) = self.probes.get_mut(&device) {
                     probe.pong(&mut self.net);
@@ -193,11 +211,10 @@ impl Core {
                 self.finish_probe(device);
                 Ok(())
             }
-            WorkerMessage::Credit { stream, bytes } => {
-                self.net
-                    .credit(device, stream, bytes)
-                    .map_err(|what| self.protocol(device, what))
-            }
+            WorkerMessage::Credit { stream, bytes } => self
+                .net
+                .credit(device, stream, bytes)
+                .map_err(|what| self.protocol(device, what)),
             WorkerMessage::ProbeReceived { nonce } => {
                 if let Some(probe) = self.probes.get_mut(&device) {
                     probe.received(&mut self.net, nonce);
@@ -261,7 +278,9 @@ impl Core {
 
     /// The oldest data frame towards `device` has left.
     fn written(&mut self, device: DeviceId) {
-        let Some(sent) = self.net.written(device) else { return };
+        let Some(sent) = self.net.written(device) else {
+            return;
+        };
         if let Some(run) = &mut self.run
             && run.id == sent.header.run
         {
@@ -295,7 +314,13 @@ impl Core {
                         until: self.net.now + self.options.stall_timeout,
                     },
                 );
-                self.net.send(device, HostMessage::Profile { id: self.last_profile, programs });
+                self.net.send(
+                    device,
+                    HostMessage::Profile {
+                        id: self.last_profile,
+                        programs,
+                    },
+                );
                 Ok(())
             }
             Command::Start(spec) => {
@@ -308,7 +333,12 @@ impl Core {
                     self.need(*device)?;
                 }
                 self.last_run += 1;
-                self.run = Some(Run::start(&mut self.net, self.last_run, *spec, &self.options));
+                self.run = Some(Run::start(
+                    &mut self.net,
+                    self.last_run,
+                    *spec,
+                    &self.options,
+                ));
                 Ok(())
             }
             // Without a run these come from an application that has not heard of its end yet.
@@ -348,9 +378,7 @@ impl Core {
     fn need(&self, device: DeviceId) -> Result<(), Fault> {
         match self.net.stand(device) {
             Some(Stand::Up) => Ok(()),
-            Some(Stand::Gone { cause }) => {
-                Err(Fault::of(self.lost(device, cause.clone()).error))
-            }
+            Some(Stand::Gone { cause }) => Err(Fault::of(self.lost(device, cause.clone()).error)),
             _ => Err(Fault::of(RunError::Usage(format!(
                 "device {} is not connected",
                 device.0
@@ -371,7 +399,11 @@ impl Core {
             .probes
             .iter()
             .map(|(device, probe)| (*device, probe.until))
-            .chain(self.profiles.iter().map(|(device, profile)| (*device, profile.until)))
+            .chain(
+                self.profiles
+                    .iter()
+                    .map(|(device, profile)| (*device, profile.until)),
+            )
             .find(|(_, until)| *until <= now);
         if let Some((device, _)) = overdue {
             return Err(Fault {
@@ -402,7 +434,11 @@ impl Core {
 
     /// Ends what the fault ends, frees the other devices, and tells the application if it waits for what has ended.
     fn fail(&mut self, fault: Fault) {
-        let Fault { device, gone, error } = fault;
+        let Fault {
+            device,
+            gone,
+            error,
+        } = fault;
         let greeting = device.is_some_and(|device| !self.net.was_up(device));
         if let Some(device) = device
             && gone
@@ -410,12 +446,18 @@ impl Core {
             self.net.lose(device, error.to_string());
         }
         let touches = |other: DeviceId| device.is_none_or(|device| device == other);
-        let of_run = self.run.as_ref().is_some_and(|run| run.devices().any(touches));
+        let of_run = self
+            .run
+            .as_ref()
+            .is_some_and(|run| run.devices().any(touches));
         if of_run && let Some(run) = self.run.take() {
             run.abort(&mut self.net);
         }
-        let of_measurement =
-            self.probes.keys().chain(self.profiles.keys()).any(|other| touches(*other));
+        let of_measurement = self
+            .probes
+            .keys()
+            .chain(self.profiles.keys())
+            .any(|other| touches(*other));
         if of_measurement {
             self.probes.clear();
             self.profiles.clear();

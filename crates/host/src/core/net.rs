@@ -6,6 +6,7 @@ use bytes::Bytes;
 use outboard_graph::Tensor;
 use outboard_wire::{
     DataFrame, DataHeader, DataKind, DeviceHello, HostMessage, PROTOCOL, Stream, TensorEncoding,
+    decode_tensor,
 };
 
 use super::device::{Device, Stand};
@@ -27,7 +28,11 @@ pub(super) struct Fault {
 impl Fault {
     /// The application's, or the model's.
     pub(super) fn of(error: RunError) -> Self {
-        Fault { device: None, gone: false, error }
+        Fault {
+            device: None,
+            gone: false,
+            error,
+        }
     }
 }
 
@@ -61,8 +66,10 @@ impl Net {
 
     /// Its name for people.
     pub(super) fn name(&self, device: DeviceId) -> String {
-        self.device(device)
-            .map_or_else(|| format!("device {}", device.0), |device| device.name.clone())
+        self.device(device).map_or_else(
+            || format!("device {}", device.0),
+            |device| device.name.clone(),
+        )
     }
 
     pub(super) fn stand(&self, device: DeviceId) -> Option<&Stand> {
@@ -81,17 +88,22 @@ impl Net {
 
     /// Whether it ever said a proper hello.
     pub(super) fn was_up(&self, device: DeviceId) -> bool {
-        self.device(device).is_some_and(|device| device.hello.is_some())
+        self.device(device)
+            .is_some_and(|device| device.hello.is_some())
     }
 
     /// The link is there: hello goes out.
     pub(super) fn open(&mut self, device: DeviceId, options: &HostOptions) {
         let now = self.now;
-        let Some(state) = self.device_mut(device) else { return };
+        let Some(state) = self.device_mut(device) else {
+            return;
+        };
         if state.stand != Stand::Dialling {
             return;
         }
-        state.stand = Stand::Greeting { until: now + options.connect_timeout };
+        state.stand = Stand::Greeting {
+            until: now + options.connect_timeout,
+        };
         state.heard = now;
         self.send(
             device,
@@ -106,7 +118,9 @@ impl Net {
     /// Its hello came: it takes part, and may send. False when it had said it before.
     pub(super) fn greeted(&mut self, device: DeviceId, hello: DeviceHello) -> bool {
         let now = self.now;
-        let Some(state) = self.device_mut(device) else { return false };
+        let Some(state) = self.device_mut(device) else {
+            return false;
+        };
         if !matches!(state.stand, Stand::Greeting { .. }) {
             return false;
         }
@@ -146,7 +160,10 @@ impl Net {
         let now = self.now;
         for (index, device) in self.devices.iter_mut().enumerate() {
             if let Some(message) = device.ping(now, every) {
-                self.out.push(Effect::Send { device: DeviceId(index), message });
+                self.out.push(Effect::Send {
+                    device: DeviceId(index),
+                    message,
+                });
             }
         }
     }
@@ -175,10 +192,9 @@ impl Net {
                     "no hello within {} s; does `outboard worker` listen there?",
                     options.connect_timeout.as_secs_f64()
                 ),
-                Stand::Up if device.heard + options.worker_timeout <= self.now => format!(
-                    "not a byte for {} s",
-                    options.worker_timeout.as_secs_f64()
-                ),
+                Stand::Up if device.heard + options.worker_timeout <= self.now => {
+                    format!("not a byte for {} s", options.worker_timeout.as_secs_f64())
+                }
                 _ => return None,
             };
             Some((DeviceId(index), cause))
@@ -203,7 +219,11 @@ impl Net {
         Fault {
             device: Some(device),
             gone: true,
-            error: RunError::Protocol { device: self.name(device), step, what: what.into() },
+            error: RunError::Protocol {
+                device: self.name(device),
+                step,
+                what: what.into(),
+            },
         }
     }
 
@@ -288,14 +308,19 @@ impl Net {
 
     fn grant(&mut self, device: DeviceId) {
         if let Some(state) = self.devices.get_mut(device.0) {
-            let grants = state.inbox.grants().map(|message| Effect::Send { device, message });
+            let grants = state
+                .inbox
+                .grants()
+                .map(|message| Effect::Send { device, message });
             self.out.extend(grants);
         }
     }
 
     /// Forgets what waits for the device; its sender's windows open again.
     pub(super) fn clear(&mut self, device: DeviceId) {
-        let Some(state) = self.device_mut(device) else { return };
+        let Some(state) = self.device_mut(device) else {
+            return;
+        };
         for outgoing in state.outbox.clear() {
             if let Some(origin) = outgoing.origin {
                 self.release(origin, outgoing.stream(), outgoing.cost());
@@ -309,7 +334,9 @@ impl Net {
             return;
         }
         self.clear(device);
-        let Some(state) = self.device_mut(device) else { return };
+        let Some(state) = self.device_mut(device) else {
+            return;
+        };
         state.stand = Stand::Gone { cause };
         for sent in state.outbox.abandon() {
             if let Some(origin) = sent.origin {
@@ -338,12 +365,16 @@ impl Net {
                 continue;
             }
             self.grant(device);
-            let Some(state) = self.devices.get_mut(index) else { continue };
+            let Some(state) = self.devices.get_mut(index) else {
+                continue;
+            };
             while let Some(outgoing) = state.outbox.pop() {
                 self.out.push(match outgoing.body {
-                    Body::Payload(payload) => {
-                        Effect::SendData { device, header: outgoing.header, payload }
-                    }
+                    Body::Payload(payload) => Effect::SendData {
+                        device,
+                        header: outgoing.header,
+                        payload,
+                    },
                     Body::Frame(frame) => Effect::Forward { device, frame },
                 });
             }
@@ -371,11 +402,10 @@ pub(super) fn zeros(bytes: usize) -> Bytes {
 pub(super) fn tensor_of(frame: &DataFrame) -> Result<Tensor, String> {
     let header = &frame.header;
     if header.encoding != TensorEncoding::F32 {
-        return Err(format!("`{}` comes in {:?}, not exactly", header.name, header.encoding));
+        return Err(format!(
+            "`{}` comes in {:?}, not exactly",
+            header.name, header.encoding
+        ));
     }
-    let dims: Option<Vec<usize>> =
-        header.dims.iter().map(|dim| usize::try_from(*dim).ok()).collect();
-    let dims = dims.ok_or_else(|| format!("`{}` is too large", header.name))?;
-    Tensor::from_bytes(header.dtype, dims, frame.payload.clone())
-        .map_err(|error| format!("`{}`: {error}", header.name))
+    decode_tensor(header, &frame.payload).map_err(|error| error.to_string())
 }

@@ -64,7 +64,9 @@ impl Probe {
     }
 
     pub(super) fn pong(&mut self, net: &mut Net) {
-        let Phase::Pings { left } = self.phase else { return };
+        let Phase::Pings { left } = self.phase else {
+            return;
+        };
         if left > 1 {
             self.phase = Phase::Pings { left: left - 1 };
             net.ping(self.device);
@@ -76,7 +78,9 @@ impl Probe {
     }
 
     pub(super) fn received(&mut self, net: &mut Net, nonce: u16) {
-        let Phase::ToWorker { bytes, sent } = self.phase else { return };
+        let Phase::ToWorker { bytes, sent } = self.phase else {
+            return;
+        };
         if nonce != self.nonce {
             return;
         }
@@ -92,7 +96,9 @@ impl Probe {
     }
 
     pub(super) fn data(&mut self, net: &mut Net, frame: &DataFrame) {
-        let Phase::ToHost { bytes, sent } = self.phase else { return };
+        let Phase::ToHost { bytes, sent } = self.phase else {
+            return;
+        };
         if frame.header.micro_batch != self.nonce {
             return;
         }
@@ -122,7 +128,10 @@ impl Probe {
 
     fn send(&mut self, net: &mut Net, bytes: u32) {
         self.nonce = self.nonce.wrapping_add(1);
-        self.phase = Phase::ToWorker { bytes, sent: net.now };
+        self.phase = Phase::ToWorker {
+            bytes,
+            sent: net.now,
+        };
         let header = DataHeader {
             run: 0,
             step: 0,
@@ -147,8 +156,17 @@ impl Probe {
 
     fn ask(&mut self, net: &mut Net, bytes: u32) {
         self.nonce = self.nonce.wrapping_add(1);
-        self.phase = Phase::ToHost { bytes, sent: net.now };
-        net.send(self.device, HostMessage::Probe { nonce: self.nonce, bytes });
+        self.phase = Phase::ToHost {
+            bytes,
+            sent: net.now,
+        };
+        net.send(
+            self.device,
+            HostMessage::Probe {
+                nonce: self.nonce,
+                bytes,
+            },
+        );
     }
 }
 

@@ -22,25 +22,50 @@ impl Run {
         let Some(cargo) = Cargo::of(header.kind) else {
             return broke(net, format!("{:?} data for another worker", header.kind));
         };
-        let route = Route { stage: header.stage, cargo, name: header.name.clone() };
+        let route = Route {
+            stage: header.stage,
+            cargo,
+            name: header.name.clone(),
+        };
         if self.spec.routes.get(&route) != Some(&device) {
             return broke(
                 net,
-                format!("{cargo:?} `{}` for stage {}, which it does not send", header.name, header.stage),
+                format!(
+                    "{cargo:?} `{}` for stage {}, which it does not send",
+                    header.name, header.stage
+                ),
             );
         }
-        let Some(to) = self.spec.device_of_stage.get(usize::from(header.stage)).copied() else {
+        let Some(to) = self
+            .spec
+            .device_of_stage
+            .get(usize::from(header.stage))
+            .copied()
+        else {
             return broke(net, format!("data for stage {}", header.stage));
         };
         let Some(step) = self.steps.iter_mut().find(|step| step.step == header.step) else {
-            return broke(net, format!("data of step {}, which is not in progress", header.step));
+            return broke(
+                net,
+                format!("data of step {}, which is not in progress", header.step),
+            );
         };
-        let micro_batch = if cargo == Cargo::SharedGradient { 0 } else { header.micro_batch };
+        let micro_batch = if cargo == Cargo::SharedGradient {
+            0
+        } else {
+            header.micro_batch
+        };
         if usize::from(micro_batch) >= step.sizes.len() {
             return broke(net, format!("data of micro-batch {micro_batch}"));
         }
         if !step.relayed.insert((micro_batch, route)) {
-            return broke(net, format!("{cargo:?} `{}` of micro-batch {micro_batch} twice", header.name));
+            return broke(
+                net,
+                format!(
+                    "{cargo:?} `{}` of micro-batch {micro_batch} twice",
+                    header.name
+                ),
+            );
         }
         let queued = net.now;
         net.push(
@@ -67,17 +92,26 @@ impl Run {
         let broke = |net: &Net, what: String| Err(net.protocol(device, in_progress, what));
         debug_assert_eq!(header.kind, DataKind::Result);
         if self.spec.results.get(&header.name) != Some(&device) {
-            return broke(net, format!("a result `{}`, which it does not send", header.name));
+            return broke(
+                net,
+                format!("a result `{}`, which it does not send", header.name),
+            );
         }
         let Some(step) = self.steps.iter_mut().find(|step| step.step == header.step) else {
-            return broke(net, format!("a result of step {}, which is not in progress", header.step));
+            return broke(
+                net,
+                format!("a result of step {}, which is not in progress", header.step),
+            );
         };
         let tensor = match tensor_of(frame) {
             Ok(tensor) => tensor,
             Err(what) => return broke(net, format!("result {what}")),
         };
         let Some(results) = step.results.get_mut(usize::from(header.micro_batch)) else {
-            return broke(net, format!("a result of micro-batch {}", header.micro_batch));
+            return broke(
+                net,
+                format!("a result of micro-batch {}", header.micro_batch),
+            );
         };
         if results.insert(header.name.clone(), tensor).is_some() {
             return broke(net, format!("result `{}` twice", header.name));

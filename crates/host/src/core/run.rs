@@ -9,9 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use outboard_wire::{
-    Assign, DataFrame, DataKind, HostMessage, StateKind, StepMode, WorkerMessage,
-};
+use outboard_wire::{Assign, DataFrame, DataKind, HostMessage, StateKind, StepMode, WorkerMessage};
 use sha2::{Digest, Sha256};
 
 use super::fetch::Fetch;
@@ -30,14 +28,10 @@ const PROGRESS_BYTES: u64 = 4 << 20;
 /// What the run is doing.
 #[derive(Debug)]
 enum Phase {
-    Assigning {
-        ready: BTreeMap<DeviceId, u64>,
-    },
+    Assigning { ready: BTreeMap<DeviceId, u64> },
     Working,
     Fetching(Fetch),
-    Dropping {
-        waiting: BTreeSet<DeviceId>,
-    },
+    Dropping { waiting: BTreeSet<DeviceId> },
     Over,
 }
 
@@ -103,7 +97,9 @@ impl Run {
         Run {
             id,
             spec,
-            phase: Phase::Assigning { ready: BTreeMap::new() },
+            phase: Phase::Assigning {
+                ready: BTreeMap::new(),
+            },
             wishes: VecDeque::new(),
             steps: VecDeque::new(),
             uploads,
@@ -174,13 +170,21 @@ impl Run {
                 Some(Wish::Step(step)) => self.open(net, step),
                 Some(Wish::Fetch(state)) => {
                     for device in self.devices() {
-                        net.send(device, HostMessage::Fetch { run: self.id, state });
+                        net.send(
+                            device,
+                            HostMessage::Fetch {
+                                run: self.id,
+                                state,
+                            },
+                        );
                     }
                     self.phase = Phase::Fetching(Fetch::new(state));
                 }
                 Some(Wish::Drop) => {
                     self.send_drop(net);
-                    self.phase = Phase::Dropping { waiting: self.devices().collect() };
+                    self.phase = Phase::Dropping {
+                        waiting: self.devices().collect(),
+                    };
                 }
             }
         }
@@ -244,18 +248,43 @@ impl Run {
         }
         self.progress = net.now;
         match message {
-            WorkerMessage::Ready { planned_bytes, weights_sha256, .. } => {
-                self.ready(net, device, planned_bytes, weights_sha256)
-            }
+            WorkerMessage::Ready {
+                planned_bytes,
+                weights_sha256,
+                ..
+            } => self.ready(net, device, planned_bytes, weights_sha256),
             WorkerMessage::Gradients {
-                step, loss_sums, loss_weights, squares, not_finite, ..
+                step,
+                loss_sums,
+                loss_weights,
+                squares,
+                not_finite,
+                ..
             } => {
-                let said = Gradients { loss_sums, loss_weights, squares, not_finite };
+                let said = Gradients {
+                    loss_sums,
+                    loss_weights,
+                    squares,
+                    not_finite,
+                };
                 self.gradients(net, device, step, said)
             }
-            WorkerMessage::StepDone { step, times, update_seconds, peak_bytes, heat, .. } => {
+            WorkerMessage::StepDone {
+                step,
+                times,
+                update_seconds,
+                peak_bytes,
+                heat,
+                ..
+            } => {
                 let actions = timed(&times, |micros| net.on_host_clock(device, micros));
-                let done = DeviceStep { device, actions, update_seconds, peak_bytes, heat };
+                let done = DeviceStep {
+                    device,
+                    actions,
+                    update_seconds,
+                    peak_bytes,
+                    heat,
+                };
                 self.step_done(net, step, done)
             }
             WorkerMessage::Fetched { state, tensors, .. } => match &mut self.phase {
@@ -288,7 +317,11 @@ impl Run {
         planned_bytes: u64,
         weights_sha256: [u8; 32],
     ) -> Result<(), Fault> {
-        let assigned = self.spec.assigns.iter().find(|(member, _)| *member == device);
+        let assigned = self
+            .spec
+            .assigns
+            .iter()
+            .find(|(member, _)| *member == device);
         if assigned.is_some_and(|(_, assign)| weights_digest(assign) != weights_sha256) {
             return Err(Fault {
                 device: Some(device),
@@ -327,19 +360,30 @@ impl Run {
         let holds_loss = self.spec.device_of_stage.last() == Some(&device);
         let broke = |net: &Net, what: String| Err(net.protocol(device, in_progress, what));
         let Some(step) = self.steps.front_mut().filter(|step| step.step == number) else {
-            return broke(net, format!("gradients of step {number}, which is not in progress"));
+            return broke(
+                net,
+                format!("gradients of step {number}, which is not in progress"),
+            );
         };
         if step.mode != StepMode::Train {
             return broke(net, "gradients of an evaluation".into());
         }
         let losses = if holds_loss { step.sizes.len() } else { 0 };
         if said.loss_sums.len() != losses || said.loss_weights.len() != losses {
-            return broke(net, format!("{} losses, not {losses}", said.loss_sums.len()));
+            return broke(
+                net,
+                format!("{} losses, not {losses}", said.loss_sums.len()),
+            );
         }
         let reporter = &self.spec.reporter_of_parameter;
         let names: BTreeSet<&String> = said.squares.iter().map(|(name, _)| name).collect();
-        let wanted = reporter.values().filter(|reporter| **reporter == device).count();
-        if names.iter().any(|name| reporter.get(*name) != Some(&device))
+        let wanted = reporter
+            .values()
+            .filter(|reporter| **reporter == device)
+            .count();
+        if names
+            .iter()
+            .any(|name| reporter.get(*name) != Some(&device))
             || names.len() != said.squares.len()
             || (said.not_finite.is_none() && names.len() != wanted)
         {
@@ -351,20 +395,22 @@ impl Run {
         if step.gradients.len() < devices {
             return Ok(());
         }
-        let verdict = step.judge(self.spec.clip_norm, last_stage).map_err(|found| {
-            let of_stage = self.spec.device_of_stage.get(usize::from(found.stage));
-            let holder = found.device.or(of_stage.copied()).unwrap_or(device);
-            Fault {
-                device: Some(holder),
-                gone: false,
-                error: RunError::NotFinite {
-                    step: number,
-                    stage: found.stage,
-                    device: net.name(holder),
-                    what: found.what,
-                },
-            }
-        })?;
+        let verdict = step
+            .judge(self.spec.clip_norm, last_stage)
+            .map_err(|found| {
+                let of_stage = self.spec.device_of_stage.get(usize::from(found.stage));
+                let holder = found.device.or(of_stage.copied()).unwrap_or(device);
+                Fault {
+                    device: Some(holder),
+                    gone: false,
+                    error: RunError::NotFinite {
+                        step: number,
+                        stage: found.stage,
+                        device: net.name(holder),
+                        what: found.what,
+                    },
+                }
+            })?;
         step.verdict = Some(verdict);
         let learning_rate = step.learning_rate;
         for device in self.devices() {
@@ -392,7 +438,10 @@ impl Run {
         if step.done.insert(device, done).is_some() {
             return Err(net.protocol(device, in_progress, "the end of a step twice"));
         }
-        while let Some(step) = self.steps.pop_front_if(|step| step.done.len() == self.spec.assigns.len()) {
+        while let Some(step) = self
+            .steps
+            .pop_front_if(|step| step.done.len() == self.spec.assigns.len())
+        {
             match step.verdict {
                 Some(verdict) => {
                     let report = step.report(verdict, self.previous_end, net.now);
@@ -400,13 +449,18 @@ impl Run {
                 }
                 None => {
                     let missing = self.spec.results.iter().find(|(name, _)| {
-                        step.results.iter().any(|results| !results.contains_key(*name))
+                        step.results
+                            .iter()
+                            .any(|results| !results.contains_key(*name))
                     });
                     if let Some((name, device)) = missing {
                         let what = format!("the end of a step without its result `{name}`");
                         return Err(net.protocol(*device, Some(step.step), what));
                     }
-                    net.report(Report::Evaluated { step: step.step, results: step.results });
+                    net.report(Report::Evaluated {
+                        step: step.step,
+                        results: step.results,
+                    });
                 }
             }
             self.previous_end = net.now;
@@ -415,7 +469,9 @@ impl Run {
     }
 
     fn fetched(&mut self, net: &mut Net) -> Result<(), Fault> {
-        let Phase::Fetching(fetch) = &self.phase else { return Ok(()) };
+        let Phase::Fetching(fetch) = &self.phase else {
+            return Ok(());
+        };
         if fetch.devices_done() < self.spec.assigns.len() {
             return Ok(());
         }
@@ -423,7 +479,10 @@ impl Run {
         let Phase::Fetching(fetch) = std::mem::replace(&mut self.phase, Phase::Working) else {
             return Ok(());
         };
-        net.report(Report::Fetched { state: fetch.state, tensors: fetch.into_tensors() });
+        net.report(Report::Fetched {
+            state: fetch.state,
+            tensors: fetch.into_tensors(),
+        });
         Ok(())
     }
 
@@ -457,12 +516,18 @@ impl Run {
         self.progress = net.now;
         let header = &sent.header;
         if matches!(header.kind, DataKind::Weight | DataKind::OptimizerState) {
-            let Some(upload) = self.uploads.get_mut(&device) else { return };
+            let Some(upload) = self.uploads.get_mut(&device) else {
+                return;
+            };
             upload.sent += header.payload_bytes().unwrap_or(0);
             if upload.sent >= upload.total || upload.sent >= upload.reported + PROGRESS_BYTES {
                 upload.reported = upload.sent;
                 let Upload { sent, total, .. } = *upload;
-                net.report(Report::Uploading { device, sent, total });
+                net.report(Report::Uploading {
+                    device,
+                    sent,
+                    total,
+                });
             }
             return;
         }
@@ -487,12 +552,15 @@ impl Run {
     /// Whom the run waits for, and for what.
     fn waiting(&self) -> Option<(DeviceId, &'static str)> {
         let missing = |done: &dyn Fn(DeviceId) -> bool, what| {
-            self.devices().find(|device| !done(*device)).map(|device| (device, what))
+            self.devices()
+                .find(|device| !done(*device))
+                .map(|device| (device, what))
         };
         match &self.phase {
-            Phase::Assigning { ready } => {
-                missing(&|device| ready.contains_key(&device), "it to load its stages")
-            }
+            Phase::Assigning { ready } => missing(
+                &|device| ready.contains_key(&device),
+                "it to load its stages",
+            ),
             Phase::Fetching(fetch) => missing(&|device| fetch.is_done(device), "its weights"),
             Phase::Dropping { waiting } => {
                 missing(&|device| !waiting.contains(&device), "it to free the run")
@@ -501,9 +569,15 @@ impl Run {
             Phase::Working => {
                 let step = self.steps.front()?;
                 if step.mode == StepMode::Train && step.verdict.is_none() {
-                    missing(&|device| step.gradients.contains_key(&device), "its gradients")
+                    missing(
+                        &|device| step.gradients.contains_key(&device),
+                        "its gradients",
+                    )
                 } else {
-                    missing(&|device| step.done.contains_key(&device), "the end of its step")
+                    missing(
+                        &|device| step.done.contains_key(&device),
+                        "the end of its step",
+                    )
                 }
             }
         }
@@ -516,16 +590,18 @@ impl Run {
 
     pub(super) fn check_stall(&self, net: &Net) -> Result<(), Fault> {
         match self.waiting() {
-            Some((device, waiting)) if self.progress + self.stall_timeout <= net.now => Err(Fault {
-                device: Some(device),
-                gone: true,
-                error: RunError::Stalled {
-                    device: net.name(device),
-                    step: self.step_in_progress(),
-                    waiting: waiting.to_owned(),
-                    seconds: self.stall_timeout.as_secs(),
-                },
-            }),
+            Some((device, waiting)) if self.progress + self.stall_timeout <= net.now => {
+                Err(Fault {
+                    device: Some(device),
+                    gone: true,
+                    error: RunError::Stalled {
+                        device: net.name(device),
+                        step: self.step_in_progress(),
+                        waiting: waiting.to_owned(),
+                        seconds: self.stall_timeout.as_secs(),
+                    },
+                })
+            }
             _ => Ok(()),
         }
     }

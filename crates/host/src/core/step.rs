@@ -90,14 +90,25 @@ impl Step {
             })
             .max_by_key(|(is_loss, stage, _, _)| (*is_loss, *stage));
         if let Some((_, stage, device, what)) = found {
-            return Err(NotFinite { device: Some(device), stage, what: what.clone() });
+            return Err(NotFinite {
+                device: Some(device),
+                stage,
+                what: what.clone(),
+            });
         }
         let sum = |of: fn(&Gradients) -> &Vec<f32>| -> f64 {
-            self.gradients.values().flat_map(of).map(|value| f64::from(*value)).sum()
+            self.gradients
+                .values()
+                .flat_map(of)
+                .map(|value| f64::from(*value))
+                .sum()
         };
         let loss = sum(|gradients| &gradients.loss_sums) / sum(|gradients| &gradients.loss_weights);
         if !loss.is_finite() {
-            let of_loss = self.gradients.iter().find(|(_, said)| !said.loss_sums.is_empty());
+            let of_loss = self
+                .gradients
+                .iter()
+                .find(|(_, said)| !said.loss_sums.is_empty());
             return Err(NotFinite {
                 device: of_loss.map(|(device, _)| *device),
                 stage: last_stage,
@@ -118,11 +129,20 @@ impl Step {
                 what: "the norm of all gradients".to_owned(),
             });
         }
-        Ok(Verdict { loss, grad_norm, gradient_scale: gradient_scale(grad_norm, clip_norm) })
+        Ok(Verdict {
+            loss,
+            grad_norm,
+            gradient_scale: gradient_scale(grad_norm, clip_norm),
+        })
     }
 
     /// The report, when all devices are done with a step of training.
-    pub(super) fn report(self, verdict: Verdict, previous_end: Duration, now: Duration) -> StepReport {
+    pub(super) fn report(
+        self,
+        verdict: Verdict,
+        previous_end: Duration,
+        now: Duration,
+    ) -> StepReport {
         let started = self.begun.max(previous_end);
         StepReport {
             step: self.step,
@@ -163,15 +183,21 @@ mod tests {
         Gradients {
             loss_sums: loss.iter().map(|(sum, _)| *sum).collect(),
             loss_weights: loss.iter().map(|(_, weight)| *weight).collect(),
-            squares: squares.iter().map(|(name, square)| ((*name).to_owned(), *square)).collect(),
+            squares: squares
+                .iter()
+                .map(|(name, square)| ((*name).to_owned(), *square))
+                .collect(),
             not_finite: None,
         }
     }
 
     fn step_of(said: Vec<Gradients>) -> Step {
         let mut step = Step::new(3, StepMode::Train, vec![2, 1], 0.1, Duration::ZERO);
-        step.gradients =
-            said.into_iter().enumerate().map(|(at, said)| (DeviceId(at), said)).collect();
+        step.gradients = said
+            .into_iter()
+            .enumerate()
+            .map(|(at, said)| (DeviceId(at), said))
+            .collect();
         step
     }
 
@@ -183,7 +209,11 @@ mod tests {
         ]);
         assert_eq!(
             step.judge(None, 1),
-            Ok(Verdict { loss: 3.0, grad_norm: 5.0, gradient_scale: 1.0 })
+            Ok(Verdict {
+                loss: 3.0,
+                grad_norm: 5.0,
+                gradient_scale: 1.0
+            })
         );
     }
 
@@ -194,10 +224,16 @@ mod tests {
         let mut last = gradients(&[(f32::NAN, 1.0)], &[]);
         last.not_finite = Some((1, "fc.weight".into()));
         let step = step_of(vec![first.clone(), last.clone()]);
-        assert_eq!(step.judge(None, 1).map_err(|found| found.what), Err("fc.weight".to_owned()));
+        assert_eq!(
+            step.judge(None, 1).map_err(|found| found.what),
+            Err("fc.weight".to_owned())
+        );
         last.not_finite = Some((1, "loss".into()));
         let step = step_of(vec![first, last]);
-        assert_eq!(step.judge(None, 1).map_err(|found| found.what), Err("loss".to_owned()));
+        assert_eq!(
+            step.judge(None, 1).map_err(|found| found.what),
+            Err("loss".to_owned())
+        );
     }
 
     #[test]
@@ -205,7 +241,11 @@ mod tests {
         let step = step_of(vec![gradients(&[(0.0, 0.0), (0.0, 0.0)], &[])]);
         assert_eq!(
             step.judge(None, 0),
-            Err(NotFinite { device: Some(DeviceId(0)), stage: 0, what: "loss".into() })
+            Err(NotFinite {
+                device: Some(DeviceId(0)),
+                stage: 0,
+                what: "loss".into()
+            })
         );
     }
 }
