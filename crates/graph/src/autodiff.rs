@@ -25,6 +25,7 @@
 
 mod facts;
 mod split;
+mod support;
 mod sweep;
 
 use std::collections::BTreeSet;
