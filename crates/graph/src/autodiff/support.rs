@@ -154,7 +154,12 @@ impl<'a> Sweep<'a> {
     ) -> Result<Vec<ValueId>, AutodiffError> {
         let (name, scope, origin) = match self.node {
             Some(node) => (node.op.name(), node.scope.as_str(), node.origin),
-            None => (op.name(), "", 0),
+            // Only zeros for an activation that nothing differentiates.
+            None => (
+                op.name(),
+                "",
+                self.forward.nodes.first().map_or(0, |node| node.origin),
+            ),
         };
         let results = (self.joint.graph.push(op, operands, scope, origin)).map_err(|source| {
             AutodiffError::Graph {

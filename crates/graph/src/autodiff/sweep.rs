@@ -110,25 +110,15 @@ impl<'a> Sweep<'a> {
         differentiable: &BTreeSet<String>,
     ) -> Result<BTreeMap<ValueId, ValueId>, AutodiffError> {
         let mut adjoints = BTreeMap::new();
-        let mut losses = 0;
         for output in &self.forward.outputs {
-            let loss_error = |reason| AutodiffError::Loss {
-                name: output.name.clone(),
-                reason,
-            };
             let name = match output.kind {
-                OutputKind::LossSum if self.facts.trainable(output.value) => {
-                    losses += 1;
-                    if losses > 1 {
-                        return Err(loss_error("a model has one loss; add the others to it"));
-                    }
-                    if self.facts.derived(output.value) {
-                        return Err(loss_error(
-                            "it depends on parameters alone; add it to a loss that depends on data",
-                        ));
-                    }
-                    "loss"
+                OutputKind::LossSum if self.facts.derived(output.value) => {
+                    return Err(AutodiffError::Loss {
+                        name: output.name.clone(),
+                        reason: "it depends on parameters alone; add it to a loss that depends on data",
+                    });
                 }
+                OutputKind::LossSum if self.facts.trainable(output.value) => "loss",
                 OutputKind::Activation
                     if differentiable.contains(&output.name)
                         && self.facts.trainable(output.value) =>
@@ -138,9 +128,6 @@ impl<'a> Sweep<'a> {
                 _ => continue,
             };
             let ty = self.forward_type(output.value)?.clone();
-            if name == "loss" && (!ty.dims.is_empty() || ty.dtype != crate::DType::F32) {
-                return Err(loss_error("it must be an f32[]; sum it"));
-            }
             let seed = self.input(InputKind::Cotangent, name, ty)?;
             self.fold(&mut adjoints, output.value, seed)?;
         }
