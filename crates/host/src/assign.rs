@@ -47,20 +47,32 @@ impl Assignment {
         &self,
         micro_batches: u16,
     ) -> Result<Vec<(DeviceId, Vec<Action>)>, RunError> {
-        let Placement { schedule, kind, devices, .. } = &self.placement;
+        let Placement {
+            schedule,
+            kind,
+            devices,
+            ..
+        } = &self.placement;
         let lists = if schedule.micro_batches == micro_batches {
             schedule.actions.clone()
         } else {
             let placement = outboard_schedule::Placement::new(schedule.device_of_stage.clone())
                 .map_err(plan_error)?;
-            let limits = Limits { in_flight: self.in_flight.clone(), ..Limits::none() };
+            let limits = Limits {
+                in_flight: self.in_flight.clone(),
+                ..Limits::none()
+            };
             // Gradients cost about twice what the forward pass does, half of it for the weights.
             let costs = CostModel::uniform(schedule.stages(), [1.0; 3]);
             generate(*kind, &placement, micro_batches, &costs, &limits)
                 .map_err(plan_error)?
                 .actions
         };
-        Ok(devices.iter().map(|device| DeviceId(*device)).zip(lists).collect())
+        Ok(devices
+            .iter()
+            .map(|device| DeviceId(*device))
+            .zip(lists)
+            .collect())
     }
 }
 
@@ -115,10 +127,7 @@ impl Part {
 /// # Errors
 ///
 /// [`RunError::Model`], [`RunError::Plan`] or [`RunError::Usage`], before anything is sent.
-pub(crate) fn assign(
-    run: &RunOptions,
-    devices: usize,
-) -> Result<(Assignment, RunSpec), RunError> {
+pub(crate) fn assign(run: &RunOptions, devices: usize) -> Result<(Assignment, RunSpec), RunError> {
     let graph = &run.graph;
     graph.verify().map_err(model_error)?;
     let placement = &run.placement;
@@ -162,14 +171,17 @@ pub(crate) fn assign(
         }
         if run.optimizer.is_some() {
             let state = run.optimizer_state.iter().filter(|(key, _)| {
-                key.rsplit_once('/').is_some_and(|(name, _)| names.contains(name))
+                key.rsplit_once('/')
+                    .is_some_and(|(name, _)| names.contains(name))
             });
             for (key, tensor) in state {
                 add(key, StateKind::Optimizer, tensor);
             }
         }
         let text = |of: fn(&StagePrograms) -> &Graph| {
-            part.programs.as_ref().map(|programs| of(programs).to_string())
+            part.programs
+                .as_ref()
+                .map(|programs| of(programs).to_string())
         };
         assign.stages.push(StageAssignment {
             stage: part.index,
@@ -192,11 +204,18 @@ pub(crate) fn assign(
     }
 
     let used: BTreeSet<&str> = parts.iter().flat_map(Part::weights).collect();
-    let idle = run.weights.iter().filter(|(name, _)| !used.contains(name.as_str()));
+    let idle = run
+        .weights
+        .iter()
+        .filter(|(name, _)| !used.contains(name.as_str()));
     let mut results = BTreeMap::new();
     let mut senders = BTreeMap::new();
     for part in &parts {
-        for output in part.evaluation.outputs.iter().filter(|output| output.kind == OutputKind::Result)
+        for output in part
+            .evaluation
+            .outputs
+            .iter()
+            .filter(|output| output.kind == OutputKind::Result)
         {
             let ty = part.evaluation.ty(output.value).cloned().ok_or_else(|| {
                 RunError::Model(format!("the result `{}` has no type", output.name))
@@ -214,7 +233,9 @@ pub(crate) fn assign(
         evaluation_feeds: feeds(&parts, false),
         results,
         smallest_micro_batch: graph.min_batch(),
-        idle_weights: idle.map(|(name, tensor)| (name.clone(), tensor.clone())).collect(),
+        idle_weights: idle
+            .map(|(name, tensor)| (name.clone(), tensor.clone()))
+            .collect(),
         placement: placement.clone(),
         in_flight,
     };
@@ -268,18 +289,29 @@ fn parts(run: &RunOptions) -> Result<Vec<Part>, RunError> {
         .zip(evaluations)
         .zip(devices)
         .map(|((stage, evaluation), device)| {
-            let programs = match run.optimizer {
-                Some(_) => Some(stage_programs(stage).map_err(|error| {
-                    RunError::Model(format!("stage {}: {error}", stage.index))
-                })?),
-                None => None,
-            };
+            let programs =
+                match run.optimizer {
+                    Some(_) => Some(stage_programs(stage).map_err(|error| {
+                        RunError::Model(format!("stage {}: {error}", stage.index))
+                    })?),
+                    None => None,
+                };
             let index = u16::try_from(stage.index)
                 .map_err(|_| RunError::Model(format!("{} stages", stages.len())))?;
-            let device = placement.devices.get(*device).copied().map(DeviceId).ok_or_else(|| {
-                RunError::Plan(format!("the schedule's device {device} is not in the plan"))
-            })?;
-            Ok(Part { index, device, programs, evaluation: evaluation.graph })
+            let device = placement
+                .devices
+                .get(*device)
+                .copied()
+                .map(DeviceId)
+                .ok_or_else(|| {
+                    RunError::Plan(format!("the schedule's device {device} is not in the plan"))
+                })?;
+            Ok(Part {
+                index,
+                device,
+                programs,
+                evaluation: evaluation.graph,
+            })
         })
         .collect()
 }
@@ -325,16 +357,17 @@ fn inputs(graph: &Graph, kind: InputKind) -> impl Iterator<Item = &Input> {
 fn largest_micro_batch(run: &RunOptions, smallest: usize) -> usize {
     let count = usize::from(run.placement.schedule.micro_batches).max(1);
     let even = run.largest_batch.div_ceil(count);
-    even.max((2 * smallest.max(1) - 1).min(run.largest_batch)).max(1)
+    even.max((2 * smallest.max(1) - 1).min(run.largest_batch))
+        .max(1)
 }
 
 fn feeds(parts: &[Part], training: bool) -> Vec<Feed> {
     let mut feeds = Vec::new();
     for part in parts {
         let early: BTreeSet<&str> = match (training, part.normaliser()) {
-            (true, Some(graph)) => {
-                inputs(graph, InputKind::Data).map(|input| input.name.as_str()).collect()
-            }
+            (true, Some(graph)) => inputs(graph, InputKind::Data)
+                .map(|input| input.name.as_str())
+                .collect(),
             _ => BTreeSet::new(),
         };
         let mut names = early.clone();
@@ -343,9 +376,8 @@ fn feeds(parts: &[Part], training: bool) -> Vec<Feed> {
                 names.extend(inputs(graph, InputKind::Data).map(|input| input.name.as_str()));
             }
         } else {
-            names.extend(
-                inputs(&part.evaluation, InputKind::Data).map(|input| input.name.as_str()),
-            );
+            names
+                .extend(inputs(&part.evaluation, InputKind::Data).map(|input| input.name.as_str()));
         }
         feeds.extend(names.into_iter().map(|name| Feed {
             stage: part.index,
@@ -384,7 +416,10 @@ fn shared_weights(parts: &[Part]) -> Result<Vec<SharedWeight>, RunError> {
             uses.sort_unstable();
             shared.push(SharedWeight {
                 name: name.to_owned(),
-                uses: uses.into_iter().map(|(_, gradient)| gradient.to_owned()).collect(),
+                uses: uses
+                    .into_iter()
+                    .map(|(_, gradient)| gradient.to_owned())
+                    .collect(),
                 stages,
             });
         }
@@ -413,7 +448,11 @@ fn routes(parts: &[Part], shared: &[SharedWeight]) -> BTreeMap<Route, DeviceId> 
     let mut routes = BTreeMap::new();
     let mut add = |to: &Part, cargo, name: &str, from: &Part| {
         if from.device != to.device {
-            let route = Route { stage: to.index, cargo, name: name.to_owned() };
+            let route = Route {
+                stage: to.index,
+                cargo,
+                name: name.to_owned(),
+            };
             routes.insert(route, from.device);
         }
     };
@@ -431,9 +470,18 @@ fn routes(parts: &[Part], shared: &[SharedWeight]) -> BTreeMap<Route, DeviceId> 
         }
     }
     for weight in shared {
-        for holder in parts.iter().filter(|part| weight.stages.contains(&part.index)) {
-            for gradient in holder.gradients().filter(|name| weight.uses.iter().any(|used| used == name)) {
-                for other in parts.iter().filter(|part| weight.stages.contains(&part.index)) {
+        for holder in parts
+            .iter()
+            .filter(|part| weight.stages.contains(&part.index))
+        {
+            for gradient in holder
+                .gradients()
+                .filter(|name| weight.uses.iter().any(|used| used == name))
+            {
+                for other in parts
+                    .iter()
+                    .filter(|part| weight.stages.contains(&part.index))
+                {
                     add(other, Cargo::SharedGradient, gradient, holder);
                 }
             }

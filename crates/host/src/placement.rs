@@ -1,6 +1,5 @@
 //! Where stages run, and in which order.
 
-use outboard_plan::Plan;
 use outboard_schedule::{CostModel, Limits, Schedule, ScheduleKind, generate};
 
 use crate::RunError;
@@ -19,16 +18,6 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The placement of a plan; `kind` is the kind of schedule that was asked for.
-    pub fn of_plan(plan: &Plan, kind: ScheduleKind) -> Placement {
-        Placement {
-            cuts: plan.cuts.clone(),
-            devices: plan.devices.clone(),
-            schedule: plan.schedule.clone(),
-            kind,
-        }
-    }
-
     /// A placement by hand: these cuts, stage `k` on device `device_of_stage[k]`, without any measurement.
     ///
     /// # Errors
@@ -43,10 +32,13 @@ impl Placement {
         let mut devices: Vec<usize> = Vec::new();
         let mut places = Vec::new();
         for device in device_of_stage {
-            let place = devices.iter().position(|known| known == device).unwrap_or_else(|| {
-                devices.push(*device);
-                devices.len() - 1
-            });
+            let place = devices
+                .iter()
+                .position(|known| known == device)
+                .unwrap_or_else(|| {
+                    devices.push(*device);
+                    devices.len() - 1
+                });
             places.push(place);
         }
         let plan_error = |error: &dyn std::fmt::Display| RunError::Plan(error.to_string());
@@ -56,6 +48,11 @@ impl Placement {
         let costs = CostModel::uniform(stages, [1.0; 3]);
         let schedule = generate(kind, &placement, micro_batches, &costs, &Limits::none())
             .map_err(|error| plan_error(&error))?;
-        Ok(Placement { cuts, devices, schedule, kind })
+        Ok(Placement {
+            cuts,
+            devices,
+            schedule,
+            kind,
+        })
     }
 }

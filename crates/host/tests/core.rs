@@ -27,7 +27,12 @@ fn failure(report: Option<Report>) -> RunError {
 }
 
 /// What the toy model's training comes to: losses of the steps, then weights.
-fn expected(stages: usize, steps: u64, sizes: &[u32], scale: impl Fn(u32) -> f32) -> (Vec<f64>, Vec<f32>) {
+fn expected(
+    stages: usize,
+    steps: u64,
+    sizes: &[u32],
+    scale: impl Fn(u32) -> f32,
+) -> (Vec<f64>, Vec<f32>) {
     let mut weights: Vec<f32> = (0..stages).map(|stage| stage as f32 + 1.0).collect();
     let samples: u32 = sizes.iter().sum();
     let mut losses = Vec::new();
@@ -36,7 +41,9 @@ fn expected(stages: usize, steps: u64, sizes: &[u32], scale: impl Fn(u32) -> f32
             .map(|micro_batch| {
                 let out = weights
                     .iter()
-                    .fold(step as f32 + micro_batch as f32, |value, weight| value + weight);
+                    .fold(step as f32 + micro_batch as f32, |value, weight| {
+                        value + weight
+                    });
                 f64::from(out * sizes[micro_batch] as f32)
             })
             .sum();
@@ -56,9 +63,16 @@ fn training_comes_out_the_same_whatever_the_network_does() {
         let mut network = network(seed, &vec![Conduct::Right; stages]);
         connect(&mut network);
         let started = start(&mut network, run_spec(stages, None));
-        assert!(matches!(started, Report::Started { .. }), "seed {seed}: {started:?}");
+        assert!(
+            matches!(started, Report::Started { .. }),
+            "seed {seed}: {started:?}"
+        );
         for step in 0..5 {
-            network.command(Command::Step(Box::new(step_spec(step, StepMode::Train, &sizes))));
+            network.command(Command::Step(Box::new(step_spec(
+                step,
+                StepMode::Train,
+                &sizes,
+            ))));
         }
         network.command(Command::Fetch(StateKind::Weights));
         network.command(Command::Drop);
@@ -66,7 +80,11 @@ fn training_comes_out_the_same_whatever_the_network_does() {
         for (step, loss) in losses.iter().enumerate() {
             match network.run_until(LONG, |_| true) {
                 Some(Report::Stepped(report)) => {
-                    assert_eq!((report.step, report.loss), (step as u64, *loss), "seed {seed}");
+                    assert_eq!(
+                        (report.step, report.loss),
+                        (step as u64, *loss),
+                        "seed {seed}"
+                    );
                     assert_eq!(report.devices.len(), stages);
                     assert_eq!(report.transfers.len(), 2 * (2 * stages - 1));
                     assert!(report.seconds > 0.0);
@@ -76,16 +94,25 @@ fn training_comes_out_the_same_whatever_the_network_does() {
         }
         match network.run_until(LONG, |_| true) {
             Some(Report::Fetched { tensors, .. }) => {
-                let fetched: Vec<f32> =
-                    tensors.values().map(|tensor| tensor.to_f32_vec().unwrap()[0]).collect();
+                let fetched: Vec<f32> = tensors
+                    .values()
+                    .map(|tensor| tensor.to_f32_vec().unwrap()[0])
+                    .collect();
                 assert_eq!(fetched, weights, "seed {seed}");
             }
             other => panic!("seed {seed}: {other:?}"),
         }
-        assert_eq!(network.run_until(LONG, |_| true), Some(Report::Dropped), "seed {seed}");
+        assert_eq!(
+            network.run_until(LONG, |_| true),
+            Some(Report::Dropped),
+            "seed {seed}"
+        );
         // Nothing but pings for an hour.
         network.idle(Duration::from_secs(3600));
-        assert!(!network.reports.iter().any(|(_, report)| is_failure(report)), "seed {seed}");
+        assert!(
+            !network.reports.iter().any(|(_, report)| is_failure(report)),
+            "seed {seed}"
+        );
     }
 }
 
@@ -96,12 +123,23 @@ fn evaluations_in_flight_come_back_in_order() {
         let mut network = network(seed, &vec![Conduct::Right; stages]);
         connect(&mut network);
         start(&mut network, run_spec(stages, None));
-        network.command(Command::Step(Box::new(step_spec(0, StepMode::Train, &[1, 1]))));
+        network.command(Command::Step(Box::new(step_spec(
+            0,
+            StepMode::Train,
+            &[1, 1],
+        ))));
         for step in 0..9 {
-            network.command(Command::Step(Box::new(step_spec(step, StepMode::Evaluate, &[1, 1]))));
+            network.command(Command::Step(Box::new(step_spec(
+                step,
+                StepMode::Evaluate,
+                &[1, 1],
+            ))));
         }
         let trained = network.run_until(LONG, |_| true);
-        assert!(matches!(trained, Some(Report::Stepped(_))), "seed {seed}: {trained:?}");
+        assert!(
+            matches!(trained, Some(Report::Stepped(_))),
+            "seed {seed}: {trained:?}"
+        );
         let (_, weights) = expected(stages, 1, &[1, 1], |_| 1.0);
         for number in 0..9 {
             match network.run_until(LONG, |_| true) {
@@ -110,7 +148,9 @@ fn evaluations_in_flight_come_back_in_order() {
                     for (micro_batch, result) in results.iter().enumerate() {
                         let out = weights
                             .iter()
-                            .fold(step as f32 + micro_batch as f32, |value, weight| value + weight);
+                            .fold(step as f32 + micro_batch as f32, |value, weight| {
+                                value + weight
+                            });
                         assert_eq!(result["y"].to_f32_vec().unwrap()[0], out, "seed {seed}");
                     }
                 }
@@ -125,7 +165,11 @@ fn gradients_are_clipped_over_all_devices() {
     let mut network = network(1, &[Conduct::Right; 4]);
     connect(&mut network);
     start(&mut network, run_spec(4, Some(1.0)));
-    network.command(Command::Step(Box::new(step_spec(0, StepMode::Train, &[2, 1]))));
+    network.command(Command::Step(Box::new(step_spec(
+        0,
+        StepMode::Train,
+        &[2, 1],
+    ))));
     match network.run_until(LONG, |_| true) {
         Some(Report::Stepped(report)) => {
             // Four weights with a gradient of 3 each.
@@ -155,7 +199,11 @@ fn a_worker_lost_at_any_moment_ends_the_run_within_five_seconds_and_frees_the_ot
         let mut failed = is_failure(&started).then_some(started);
         if failed.is_none() {
             for step in 0..1000 {
-                network.command(Command::Step(Box::new(step_spec(step, StepMode::Train, &[1, 1]))));
+                network.command(Command::Step(Box::new(step_spec(
+                    step,
+                    StepMode::Train,
+                    &[1, 1],
+                ))));
             }
             failed = network.run_until(LONG, is_failure);
         }
@@ -165,29 +213,56 @@ fn a_worker_lost_at_any_moment_ends_the_run_within_five_seconds_and_frees_the_ot
             }
             other => panic!("seed {seed}: {other}"),
         }
-        let told = network.reports.iter().find(|(_, report)| is_failure(report)).unwrap().0;
-        assert!(told <= died + Duration::from_secs(5), "seed {seed}: {:?} after", told - died);
+        let told = network
+            .reports
+            .iter()
+            .find(|(_, report)| is_failure(report))
+            .unwrap()
+            .0;
+        assert!(
+            told <= died + Duration::from_secs(5),
+            "seed {seed}: {:?} after",
+            told - died
+        );
         network.idle(Duration::from_secs(1));
         for (index, worker) in network.workers.iter().enumerate() {
-            assert!(index == victim || worker.run.is_none(), "seed {seed}: {index} holds the run");
+            assert!(
+                index == victim || worker.run.is_none(),
+                "seed {seed}: {index} holds the run"
+            );
         }
-        let failures = network.reports.iter().filter(|(_, report)| is_failure(report)).count();
+        let failures = network
+            .reports
+            .iter()
+            .filter(|(_, report)| is_failure(report))
+            .count();
         assert_eq!(failures, 1, "seed {seed}");
         // Every worker that is left has taken the same steps or one less: none has applied a step that others cannot.
-        let most = network.workers.iter().map(|worker| worker.committed.len()).max().unwrap();
+        let most = network
+            .workers
+            .iter()
+            .map(|worker| worker.committed.len())
+            .max()
+            .unwrap();
         for worker in &network.workers {
             assert!(worker.committed.len() + 1 >= most, "seed {seed}");
         }
         // Those that are left take another run at once; the lost one is named when it is asked for.
         if victim > 0 {
             let again = start(&mut network, run_spec(victim, None));
-            assert!(matches!(again, Report::Started { .. }), "seed {seed}: {again:?}");
+            assert!(
+                matches!(again, Report::Started { .. }),
+                "seed {seed}: {again:?}"
+            );
             network.command(Command::Drop);
             let dropped = network.run_until(LONG, |_| true);
             assert_eq!(dropped, Some(Report::Dropped), "seed {seed}");
         }
         let lost = start(&mut network, run_spec(stages, None));
-        assert!(matches!(lost, Report::Failed(RunError::DeviceLost { .. })), "seed {seed}");
+        assert!(
+            matches!(lost, Report::Failed(RunError::DeviceLost { .. })),
+            "seed {seed}"
+        );
     }
 }
 
@@ -202,12 +277,19 @@ fn with_one(conduct: Conduct, at: usize) -> (RunError, Network) {
         return (failure(Some(started)), network);
     }
     for step in 0..4 {
-        network.command(Command::Step(Box::new(step_spec(step, StepMode::Train, &[1, 1]))));
+        network.command(Command::Step(Box::new(step_spec(
+            step,
+            StepMode::Train,
+            &[1, 1],
+        ))));
     }
     let error = failure(network.run_until(Duration::from_secs(660), is_failure));
     network.idle(Duration::from_secs(1));
     for (index, worker) in network.workers.iter().enumerate() {
-        assert!(index == at || worker.run.is_none(), "{conduct:?}: worker {index} holds the run");
+        assert!(
+            index == at || worker.run.is_none(),
+            "{conduct:?}: worker {index} holds the run"
+        );
     }
     (error, network)
 }
@@ -240,7 +322,12 @@ fn a_worker_that_breaks_the_protocol_is_named_and_left() {
 fn a_worker_that_never_answers_stalls_for_a_bounded_time() {
     let (error, _) = with_one(Conduct::Lazy, 1);
     match error {
-        RunError::Stalled { device, step, waiting, .. } => {
+        RunError::Stalled {
+            device,
+            step,
+            waiting,
+            ..
+        } => {
             assert_eq!((device.as_str(), step), ("device 0", Some(0)));
             assert_eq!(waiting, "its gradients");
         }
@@ -270,7 +357,10 @@ fn a_gradient_that_is_not_finite_stops_the_run_before_anyone_applies_it() {
 #[test]
 fn weights_are_compared_and_a_refusal_is_passed_on() {
     let (error, _) = with_one(Conduct::WrongHash, 2);
-    assert!(matches!(&error, RunError::Weights { device, .. } if device == "device 2"), "{error}");
+    assert!(
+        matches!(&error, RunError::Weights { device, .. } if device == "device 2"),
+        "{error}"
+    );
     let (error, _) = with_one(Conduct::Refuses, 1);
     assert_eq!(
         error.to_string(),
@@ -309,7 +399,10 @@ fn a_link_is_measured() {
             Some(Report::Probed { link, .. }) => {
                 // 50 MB/s, and up to 20 ms of latency that comes and goes.
                 assert!(link.latency_seconds <= 0.02, "seed {seed}: {link:?}");
-                for rate in [link.to_worker_bytes_per_second, link.to_host_bytes_per_second] {
+                for rate in [
+                    link.to_worker_bytes_per_second,
+                    link.to_host_bytes_per_second,
+                ] {
                     assert!((5e6..=5e8).contains(&rate), "seed {seed}: {link:?}");
                 }
             }
@@ -325,7 +418,10 @@ fn programs_are_timed_on_all_devices_at_once() {
     connect(&mut network);
     for device in 0..2 {
         let programs = vec!["a".to_owned(), "?".to_owned()];
-        network.command(Command::Profile { device: DeviceId(device), programs });
+        network.command(Command::Profile {
+            device: DeviceId(device),
+            programs,
+        });
     }
     for _ in 0..2 {
         match network.run_until(LONG, |_| true) {

@@ -1,7 +1,7 @@
 //! A world in which the core is tested: virtual time, a network, scripted workers.
 
-pub mod network;
-pub mod worker;
+pub(crate) mod network;
+pub(crate) mod worker;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use network::Network;
 use worker::WIDTH;
 
 /// Longer than anything here takes that goes well.
-pub const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// The toy model over this many stages, one a device.
-pub fn run_spec(stages: usize, clip_norm: Option<f64>) -> RunSpec {
+pub(crate) fn run_spec(stages: usize, clip_norm: Option<f64>) -> RunSpec {
     let weight = |stage: usize| Tensor::from_f32([1], &[stage as f32 + 1.0]).unwrap();
     let assign = |stage: usize| Assign {
         run: 0,
@@ -63,13 +63,21 @@ pub fn run_spec(stages: usize, clip_norm: Option<f64>) -> RunSpec {
     };
     let mut routes = BTreeMap::new();
     for upper in 1..stages {
-        let route = |stage: usize, cargo| Route { stage: stage as u16, cargo, name: "%1".into() };
+        let route = |stage: usize, cargo| Route {
+            stage: stage as u16,
+            cargo,
+            name: "%1".into(),
+        };
         routes.insert(route(upper, Cargo::Activation), DeviceId(upper - 1));
         routes.insert(route(upper - 1, Cargo::Cotangent), DeviceId(upper));
     }
     RunSpec {
-        assigns: (0..stages).map(|stage| (DeviceId(stage), assign(stage))).collect(),
-        uploads: (0..stages).map(|stage| (DeviceId(stage), vec![upload(stage)])).collect(),
+        assigns: (0..stages)
+            .map(|stage| (DeviceId(stage), assign(stage)))
+            .collect(),
+        uploads: (0..stages)
+            .map(|stage| (DeviceId(stage), vec![upload(stage)]))
+            .collect(),
         device_of_stage: (0..stages).map(DeviceId).collect(),
         reporter_of_parameter: (0..stages)
             .map(|stage| (format!("w{stage}"), DeviceId(stage)))
@@ -81,7 +89,7 @@ pub fn run_spec(stages: usize, clip_norm: Option<f64>) -> RunSpec {
 }
 
 /// A step whose micro-batches carry the values `step + micro-batch`.
-pub fn step_spec(step: u64, mode: StepMode, sizes: &[u32]) -> StepSpec {
+pub(crate) fn step_spec(step: u64, mode: StepMode, sizes: &[u32]) -> StepSpec {
     let input = |micro_batch: usize| StepInput {
         stage: 0,
         micro_batch: micro_batch as u16,
@@ -98,22 +106,31 @@ pub fn step_spec(step: u64, mode: StepMode, sizes: &[u32]) -> StepSpec {
 }
 
 /// Waits until every device said hello.
-pub fn connect(network: &mut Network) {
+pub(crate) fn connect(network: &mut Network) {
     for _ in 0..network.workers.len() {
         let report = network.run_until(LONG, |_| true);
-        assert!(matches!(report, Some(Report::Connected { .. })), "{report:?}");
+        assert!(
+            matches!(report, Some(Report::Connected { .. })),
+            "{report:?}"
+        );
     }
 }
 
 /// Begins a run, and waits until it has begun or failed.
-pub fn start(network: &mut Network, spec: RunSpec) -> Report {
+pub(crate) fn start(network: &mut Network, spec: RunSpec) -> Report {
     let schedule = ScheduleSpec {
         micro_batches: 2,
-        actions: spec.assigns.iter().map(|(device, _)| (*device, Vec::new())).collect(),
+        actions: spec
+            .assigns
+            .iter()
+            .map(|(device, _)| (*device, Vec::new()))
+            .collect(),
     };
     network.command(Command::Start(Box::new(spec)));
     network.command(Command::Schedule(schedule));
     network
-        .run_until(LONG, |report| matches!(report, Report::Started { .. } | Report::Failed(_)))
+        .run_until(LONG, |report| {
+            matches!(report, Report::Started { .. } | Report::Failed(_))
+        })
         .expect("the start ends")
 }

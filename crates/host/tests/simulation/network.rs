@@ -16,14 +16,14 @@ use super::worker::{Conduct, FakeWorker, Out};
 
 /// A small generator, the same everywhere (splitmix64).
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,11 +31,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    pub fn micros(&mut self, most: u64) -> Duration {
+    pub(crate) fn micros(&mut self, most: u64) -> Duration {
         Duration::from_micros(self.below(most))
     }
 }
@@ -48,7 +48,10 @@ enum Happening {
     /// A worker's computation is over.
     Woken(usize),
     /// A worker dies: its link is reset, or nobody hears from it again.
-    Dies { device: usize, silently: bool },
+    Dies {
+        device: usize,
+        silently: bool,
+    },
 }
 
 struct Entry {
@@ -75,11 +78,11 @@ impl Ord for Entry {
 }
 
 /// The whole world.
-pub struct Network {
-    pub now: Duration,
-    pub core: Core,
-    pub workers: Vec<FakeWorker>,
-    pub reports: Vec<(Duration, Report)>,
+pub(crate) struct Network {
+    pub(crate) now: Duration,
+    pub(crate) core: Core,
+    pub(crate) workers: Vec<FakeWorker>,
+    pub(crate) reports: Vec<(Duration, Report)>,
     random: Random,
     queue: BinaryHeap<Reverse<Entry>>,
     order: u64,
@@ -87,11 +90,11 @@ pub struct Network {
     /// When each link, in each direction, has delivered what was sent before.
     busy: BTreeMap<(usize, bool), Duration>,
     latency_micros: u64,
-    pub closed_by_host: Vec<bool>,
+    pub(crate) closed_by_host: Vec<bool>,
 }
 
 impl Network {
-    pub fn new(seed: u64, conducts: Vec<Conduct>, options: HostOptions) -> Self {
+    pub(crate) fn new(seed: u64, conducts: Vec<Conduct>, options: HostOptions) -> Self {
         let mut random = Random::new(seed);
         let count = conducts.len();
         let names = (0..count).map(|index| format!("device {index}")).collect();
@@ -114,21 +117,30 @@ impl Network {
             closed_by_host: vec![false; count],
         };
         for index in 0..count {
-            network.push(Duration::ZERO, Happening::ToCore(Event::Opened { device: DeviceId(index) }));
+            network.push(
+                Duration::ZERO,
+                Happening::ToCore(Event::Opened {
+                    device: DeviceId(index),
+                }),
+            );
         }
         network
     }
 
     fn push(&mut self, at: Duration, what: Happening) {
         self.order += 1;
-        self.queue.push(Reverse(Entry { at, order: self.order, what }));
+        self.queue.push(Reverse(Entry {
+            at,
+            order: self.order,
+            what,
+        }));
     }
 
-    pub fn command(&mut self, command: Command) {
+    pub(crate) fn command(&mut self, command: Command) {
         self.handle(Event::Command(command));
     }
 
-    pub fn kill(&mut self, after: Duration, device: usize, silently: bool) {
+    pub(crate) fn kill(&mut self, after: Duration, device: usize, silently: bool) {
         self.push(self.now + after, Happening::Dies { device, silently });
     }
 
@@ -155,7 +167,11 @@ impl Network {
                     let (_, arrives) = self.arrival(device.0, true, 64);
                     self.push(arrives, Happening::ToWorker(device.0, message));
                 }
-                Effect::SendData { device, header, payload } => {
+                Effect::SendData {
+                    device,
+                    header,
+                    payload,
+                } => {
                     let pieces = encode_data(&header, payload.clone()).expect("a proper frame");
                     self.send_data(device.0, frame_of(header, payload, &pieces.concat()));
                 }
@@ -177,7 +193,12 @@ impl Network {
         }
         let bytes = frame.frame.len();
         let (left, arrives) = self.arrival(device, true, bytes);
-        self.push(left, Happening::ToCore(Event::Written { device: DeviceId(device) }));
+        self.push(
+            left,
+            Happening::ToCore(Event::Written {
+                device: DeviceId(device),
+            }),
+        );
         self.push(arrives, Happening::DataToWorker(device, frame));
     }
 
@@ -189,14 +210,20 @@ impl Network {
             match out {
                 Out::Say(message) => {
                     let (_, arrives) = self.arrival(device, false, 64);
-                    let event = Event::Message { device: DeviceId(device), message };
+                    let event = Event::Message {
+                        device: DeviceId(device),
+                        message,
+                    };
                     self.push(arrives, Happening::ToCore(event));
                 }
                 Out::Tensor(header, payload) => {
                     let pieces = encode_data(&header, payload.clone()).expect("a proper frame");
                     let frame = frame_of(header, payload, &pieces.concat());
                     let (_, arrives) = self.arrival(device, false, frame.frame.len());
-                    let event = Event::Data { device: DeviceId(device), frame };
+                    let event = Event::Data {
+                        device: DeviceId(device),
+                        frame,
+                    };
                     self.push(arrives, Happening::ToCore(event));
                 }
                 Out::Wake(after) => self.push(self.now + after, Happening::Woken(device)),
@@ -205,7 +232,7 @@ impl Network {
     }
 
     /// Does the next thing that happens; false when nothing more will.
-    pub fn advance(&mut self) -> bool {
+    pub(crate) fn advance(&mut self) -> bool {
         let next = self.queue.peek().map(|Reverse(entry)| entry.at);
         if let Some(timer) = self.timer
             && next.is_none_or(|next| timer <= next)
@@ -215,7 +242,9 @@ impl Network {
             self.handle(Event::Timer);
             return true;
         }
-        let Some(Reverse(entry)) = self.queue.pop() else { return false };
+        let Some(Reverse(entry)) = self.queue.pop() else {
+            return false;
+        };
         self.now = self.now.max(entry.at);
         match entry.what {
             Happening::ToWorker(device, message) => {
@@ -249,7 +278,11 @@ impl Network {
     }
 
     /// Goes on until a report satisfies `until`, for at most `limit` of virtual time. Gives that report.
-    pub fn run_until(&mut self, limit: Duration, mut until: impl FnMut(&Report) -> bool) -> Option<Report> {
+    pub(crate) fn run_until(
+        &mut self,
+        limit: Duration,
+        mut until: impl FnMut(&Report) -> bool,
+    ) -> Option<Report> {
         let end = self.now + limit;
         let mut seen = self.reports.len();
         while self.now <= end {
@@ -266,13 +299,17 @@ impl Network {
         None
     }
 
-    pub fn idle(&mut self, time: Duration) {
+    pub(crate) fn idle(&mut self, time: Duration) {
         let _ = self.run_until(time, |_| false);
     }
 }
 
 fn frame_of(header: DataHeader, payload: Bytes, bytes: &[u8]) -> DataFrame {
-    DataFrame { header, payload, frame: Bytes::copy_from_slice(bytes) }
+    DataFrame {
+        header,
+        payload,
+        frame: Bytes::copy_from_slice(bytes),
+    }
 }
 
 /// Decodes one data frame by the host's decoder, after a greeting to open it.

@@ -18,11 +18,11 @@ use sha2::{Digest, Sha256};
 use super::network::Random;
 
 /// Elements of an activation.
-pub const WIDTH: usize = 64;
+pub(crate) const WIDTH: usize = 64;
 
 /// How a worker behaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Conduct {
+pub(crate) enum Conduct {
     /// As it should.
     #[default]
     Right,
@@ -55,7 +55,7 @@ pub enum Conduct {
 }
 
 /// What it does.
-pub enum Out {
+pub(crate) enum Out {
     Say(WorkerMessage),
     Tensor(DataHeader, Bytes),
     Wake(Duration),
@@ -74,23 +74,23 @@ struct Step {
 }
 
 /// A worker.
-pub struct FakeWorker {
+pub(crate) struct FakeWorker {
     index: usize,
     conduct: Conduct,
     random: Random,
     dead: bool,
-    pub run: Option<u32>,
+    pub(crate) run: Option<u32>,
     stages: u16,
     expected: Vec<[u8; 32]>,
     weight: Option<Tensor>,
-    pub value: f32,
+    pub(crate) value: f32,
     steps: Vec<Step>,
-    pub committed: Vec<u64>,
-    pub drops: Vec<u32>,
+    pub(crate) committed: Vec<u64>,
+    pub(crate) drops: Vec<u32>,
     later: Vec<Out>,
 }
 
-pub fn hello(index: usize) -> DeviceHello {
+pub(crate) fn hello(index: usize) -> DeviceHello {
     DeviceHello {
         protocol: PROTOCOL,
         build: "test".into(),
@@ -104,7 +104,7 @@ pub fn hello(index: usize) -> DeviceHello {
 }
 
 impl FakeWorker {
-    pub fn new(index: usize, stages: usize, conduct: Conduct, seed: u64) -> Self {
+    pub(crate) fn new(index: usize, stages: usize, conduct: Conduct, seed: u64) -> Self {
         FakeWorker {
             index,
             conduct,
@@ -122,11 +122,11 @@ impl FakeWorker {
         }
     }
 
-    pub fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.dead
     }
 
-    pub fn die(&mut self) {
+    pub(crate) fn die(&mut self) {
         self.dead = true;
         self.later.clear();
     }
@@ -139,7 +139,7 @@ impl FakeWorker {
         self.stage() + 1 == self.stages
     }
 
-    pub fn message(&mut self, now: Duration, message: HostMessage) -> Vec<Out> {
+    pub(crate) fn message(&mut self, now: Duration, message: HostMessage) -> Vec<Out> {
         if self.dead {
             return Vec::new();
         }
@@ -154,14 +154,20 @@ impl FakeWorker {
                 }
                 let mut outs = say(WorkerMessage::Hello(hello));
                 for stream in [Stream::Samples, Stream::Bulk] {
-                    outs.push(Out::Say(WorkerMessage::Credit { stream, bytes: 4096 }));
+                    outs.push(Out::Say(WorkerMessage::Credit {
+                        stream,
+                        bytes: 4096,
+                    }));
                 }
                 outs
             }
             HostMessage::Ping { nonce } => {
                 // Its clock is an hour ahead and some more for each device.
                 let clock = now + Duration::from_secs(3600 * (1 + self.index as u64));
-                say(WorkerMessage::Pong { nonce, clock_micros: clock.as_micros() as u64 })
+                say(WorkerMessage::Pong {
+                    nonce,
+                    clock_micros: clock.as_micros() as u64,
+                })
             }
             HostMessage::Probe { nonce, bytes } => {
                 let mut header = self.header(0, 0, DataKind::Probe, 0, "");
@@ -172,7 +178,10 @@ impl FakeWorker {
             }
             HostMessage::Profile { id, programs } => say(WorkerMessage::Profiled {
                 id,
-                seconds: programs.iter().map(|text| (text != "?").then_some(0.5)).collect(),
+                seconds: programs
+                    .iter()
+                    .map(|text| (text != "?").then_some(0.5))
+                    .collect(),
             }),
             HostMessage::Assign(assign) => {
                 if self.conduct == Conduct::Refuses {
@@ -185,12 +194,20 @@ impl FakeWorker {
                     });
                 }
                 self.run = Some(assign.run);
-                self.expected =
-                    assign.stages[0].weights.iter().map(|weight| weight.sha256).collect();
+                self.expected = assign.stages[0]
+                    .weights
+                    .iter()
+                    .map(|weight| weight.sha256)
+                    .collect();
                 Vec::new()
             }
             HostMessage::Schedule { .. } | HostMessage::Bye => Vec::new(),
-            HostMessage::Step { run, step, mode, sizes } => {
+            HostMessage::Step {
+                run,
+                step,
+                mode,
+                sizes,
+            } => {
                 assert_eq!(Some(run), self.run, "a step of another run");
                 self.steps.push(Step {
                     number: step,
@@ -212,7 +229,9 @@ impl FakeWorker {
                         peak_bytes: 0,
                         heat: None,
                     }),
-                    Conduct::BogusActivation => self.tensor(step, DataKind::Activation, 0, "%99", 1.0),
+                    Conduct::BogusActivation => {
+                        self.tensor(step, DataKind::Activation, 0, "%99", 1.0)
+                    }
                     Conduct::Flood => {
                         let mut outs = Vec::new();
                         for _ in 0..100 {
@@ -227,10 +246,22 @@ impl FakeWorker {
                     _ => Vec::new(),
                 }
             }
-            HostMessage::Commit { run, step, learning_rate, gradient_scale } => {
+            HostMessage::Commit {
+                run,
+                step,
+                learning_rate,
+                gradient_scale,
+            } => {
                 assert_eq!(Some(run), self.run, "a commit of another run");
-                let at = self.steps.iter().position(|open| open.number == step).expect("open");
-                assert!(self.steps[at].gradients_sent, "a commit before the gradients");
+                let at = self
+                    .steps
+                    .iter()
+                    .position(|open| open.number == step)
+                    .expect("open");
+                assert!(
+                    self.steps[at].gradients_sent,
+                    "a commit before the gradients"
+                );
                 let done = self.steps.remove(at);
                 let samples: u32 = done.sizes.iter().sum();
                 self.value -= learning_rate as f32 * gradient_scale * samples as f32;
@@ -246,10 +277,17 @@ impl FakeWorker {
                     let name = format!("w{}", self.index);
                     let mut header = self.header(0, DataHeader::HOST, DataKind::Weight, 0, &name);
                     header.dims = vec![1];
-                    outs.push(Out::Tensor(header, self.value.to_le_bytes().to_vec().into()));
+                    outs.push(Out::Tensor(
+                        header,
+                        self.value.to_le_bytes().to_vec().into(),
+                    ));
                 }
                 let tensors = outs.len() as u32;
-                outs.push(Out::Say(WorkerMessage::Fetched { run, state, tensors }));
+                outs.push(Out::Say(WorkerMessage::Fetched {
+                    run,
+                    state,
+                    tensors,
+                }));
                 outs
             }
             HostMessage::DropRun { run } => {
@@ -263,7 +301,7 @@ impl FakeWorker {
         }
     }
 
-    pub fn data(&mut self, frame: DataFrame) -> Vec<Out> {
+    pub(crate) fn data(&mut self, frame: DataFrame) -> Vec<Out> {
         if self.dead {
             return Vec::new();
         }
@@ -274,21 +312,29 @@ impl FakeWorker {
         let header = &frame.header;
         match header.kind {
             DataKind::Probe => {
-                outs.push(Out::Say(WorkerMessage::ProbeReceived { nonce: header.micro_batch }));
+                outs.push(Out::Say(WorkerMessage::ProbeReceived {
+                    nonce: header.micro_batch,
+                }));
                 return outs;
             }
             _ if Some(header.run) != self.run => return outs, // It was on its way when the run was dropped.
             DataKind::Weight => {
                 let tensor = tensor_of(&frame);
                 self.value = tensor.to_f32_vec().unwrap()[0];
-                assert_eq!(<[u8; 32]>::from(Sha256::digest(&frame.payload)), self.expected[0]);
+                assert_eq!(
+                    <[u8; 32]>::from(Sha256::digest(&frame.payload)),
+                    self.expected[0]
+                );
                 self.weight = Some(tensor);
                 let mut digest = Sha256::new();
                 if self.conduct == Conduct::WrongHash {
                     digest.update([1]);
                 }
                 digest.update(self.expected[0]);
-                outs.push(Out::Say(WorkerMessage::Credit { stream: Stream::Stage, bytes: 1 << 14 }));
+                outs.push(Out::Say(WorkerMessage::Credit {
+                    stream: Stream::Stage,
+                    bytes: 1 << 14,
+                }));
                 outs.push(Out::Say(WorkerMessage::Ready {
                     run: header.run,
                     planned_bytes: 100,
@@ -321,7 +367,11 @@ impl FakeWorker {
     /// Does what can be done; what comes of it leaves after some time of computing.
     fn work(&mut self) -> Vec<Out> {
         let mut outs = Vec::new();
-        let training = self.steps.iter().find(|step| step.mode == StepMode::Train).map(|step| step.number);
+        let training = self
+            .steps
+            .iter()
+            .find(|step| step.mode == StepMode::Train)
+            .map(|step| step.number);
         for at in 0..self.steps.len() {
             let step = &self.steps[at];
             // One training step at a time; evaluations as their tensors come.
@@ -341,16 +391,37 @@ impl FakeWorker {
                             let copies = if self.conduct == Conduct::Twice { 2 } else { 1 };
                             for _ in 0..copies {
                                 let next = self.stage() + 1;
-                                outs.extend(self.tensor_for(next, number, DataKind::Activation, micro_batch, "%1", sum));
+                                outs.extend(self.tensor_for(
+                                    next,
+                                    number,
+                                    DataKind::Activation,
+                                    micro_batch,
+                                    "%1",
+                                    sum,
+                                ));
                             }
                         }
                         (true, StepMode::Train) if self.stages > 1 => {
                             let lower = self.stage() - 1;
-                            outs.extend(self.tensor_for(lower, number, DataKind::Cotangent, micro_batch, "%1", 1.0));
+                            outs.extend(self.tensor_for(
+                                lower,
+                                number,
+                                DataKind::Cotangent,
+                                micro_batch,
+                                "%1",
+                                1.0,
+                            ));
                         }
                         (true, StepMode::Train) => {}
                         (true, StepMode::Evaluate) => {
-                            outs.extend(self.tensor_for(DataHeader::HOST, number, DataKind::Result, micro_batch, "y", sum));
+                            outs.extend(self.tensor_for(
+                                DataHeader::HOST,
+                                number,
+                                DataKind::Result,
+                                micro_batch,
+                                "y",
+                                sum,
+                            ));
                         }
                     }
                 }
@@ -360,7 +431,14 @@ impl FakeWorker {
                     && step.returned.insert(micro_batch)
                     && let Some(lower) = self.stage().checked_sub(1)
                 {
-                    outs.extend(self.tensor_for(lower, number, DataKind::Cotangent, micro_batch, "%1", 1.0));
+                    outs.extend(self.tensor_for(
+                        lower,
+                        number,
+                        DataKind::Cotangent,
+                        micro_batch,
+                        "%1",
+                        1.0,
+                    ));
                 }
             }
             let step = &self.steps[at];
@@ -380,7 +458,8 @@ impl FakeWorker {
                 _ => None,
             })
             .collect();
-        self.steps.retain(|step| step.mode == StepMode::Train || !finished.contains(&step.number));
+        self.steps
+            .retain(|step| step.mode == StepMode::Train || !finished.contains(&step.number));
         if outs.is_empty() {
             return outs;
         }
@@ -389,7 +468,7 @@ impl FakeWorker {
     }
 
     /// The computation is over: what came of it leaves.
-    pub fn woken(&mut self) -> Vec<Out> {
+    pub(crate) fn woken(&mut self) -> Vec<Out> {
         std::mem::take(&mut self.later)
     }
 
@@ -398,15 +477,25 @@ impl FakeWorker {
         let count = step.sizes.len() as u16;
         let holds_loss = self.is_last() != (self.conduct == Conduct::BogusLosses);
         let of_losses = |value: &dyn Fn(u16) -> f32| -> Vec<f32> {
-            if holds_loss { (0..count).map(value).collect() } else { Vec::new() }
+            if holds_loss {
+                (0..count).map(value).collect()
+            } else {
+                Vec::new()
+            }
         };
         let samples: u32 = step.sizes.iter().sum();
-        let owner = if self.conduct == Conduct::BogusGradient { self.index + 1 } else { self.index };
+        let owner = if self.conduct == Conduct::BogusGradient {
+            self.index + 1
+        } else {
+            self.index
+        };
         let square = f64::from(samples).powi(2);
         WorkerMessage::Gradients {
             run: self.run.unwrap(),
             step: step.number,
-            loss_sums: of_losses(&|mb| step.sums.get(&mb).copied().unwrap_or(0.0) * step.sizes[usize::from(mb)] as f32),
+            loss_sums: of_losses(&|mb| {
+                step.sums.get(&mb).copied().unwrap_or(0.0) * step.sizes[usize::from(mb)] as f32
+            }),
             loss_weights: of_losses(&|mb| step.sizes[usize::from(mb)] as f32),
             squares: vec![(format!("w{owner}"), square)],
             not_finite: (self.conduct == Conduct::NotFinite && step.number == 2)
@@ -415,18 +504,33 @@ impl FakeWorker {
     }
 
     fn step_done(&self, step: u64, mode: StepMode) -> WorkerMessage {
-        let action = Action { stage: self.stage(), kind: outboard_schedule::Kind::Forward, micro_batch: 0 };
+        let action = Action {
+            stage: self.stage(),
+            kind: outboard_schedule::Kind::Forward,
+            micro_batch: 0,
+        };
         WorkerMessage::StepDone {
             run: self.run.unwrap(),
             step,
-            times: vec![ActionTime { action, start_micros: 0, micros: 5 }],
+            times: vec![ActionTime {
+                action,
+                start_micros: 0,
+                micros: 5,
+            }],
             update_seconds: if mode == StepMode::Train { 0.25 } else { 0.0 },
             peak_bytes: 1000,
             heat: Some(1),
         }
     }
 
-    fn header(&self, step: u64, stage: u16, kind: DataKind, micro_batch: u16, name: &str) -> DataHeader {
+    fn header(
+        &self,
+        step: u64,
+        stage: u16,
+        kind: DataKind,
+        micro_batch: u16,
+        name: &str,
+    ) -> DataHeader {
         DataHeader {
             run: self.run.unwrap_or(0),
             step,
@@ -440,7 +544,14 @@ impl FakeWorker {
         }
     }
 
-    fn tensor(&self, step: u64, kind: DataKind, micro_batch: u16, name: &str, value: f32) -> Vec<Out> {
+    fn tensor(
+        &self,
+        step: u64,
+        kind: DataKind,
+        micro_batch: u16,
+        name: &str,
+        value: f32,
+    ) -> Vec<Out> {
         self.tensor_for(self.stage() + 1, step, kind, micro_batch, name, value)
     }
 
@@ -454,7 +565,9 @@ impl FakeWorker {
         value: f32,
     ) -> Vec<Out> {
         let header = self.header(step, stage, kind, micro_batch, name);
-        let payload: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), WIDTH).flatten().collect();
+        let payload: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), WIDTH)
+            .flatten()
+            .collect();
         vec![Out::Tensor(header, payload.into())]
     }
 }
