@@ -333,7 +333,7 @@ fn loss_weight_nodes(graph: &Graph, live: &[bool]) -> Vec<bool> {
         .collect()
 }
 
-/// Where the loss is: the position of its node, or of the last node that makes its weight.
+/// Where the loss is: the position of its node, or, without a loss, of the last node that makes its weight.
 fn loss_position(graph: &Graph, weight_only: &[bool]) -> usize {
     let loss = graph
         .outputs
@@ -341,8 +341,9 @@ fn loss_position(graph: &Graph, weight_only: &[bool]) -> usize {
         .find(|output| output.kind == OutputKind::LossSum);
     let maker = loss
         .and_then(|loss| (graph.nodes.iter()).position(|node| node.results.contains(&loss.value)));
-    let weight = weight_only.iter().rposition(|&only| only);
-    maker.max(weight).unwrap_or_default()
+    // The weight needs data alone, so its nodes can go wherever the loss is, also when they are numbered after it.
+    let weight = || weight_only.iter().rposition(|&only| only);
+    maker.or_else(weight).unwrap_or_default()
 }
 
 /// One stage as a graph of its own.

@@ -94,7 +94,8 @@ fn run(stages: &[(Stage, StagePrograms)]) -> Known {
 }
 
 fn take(outputs: &mut Known, kind: OutputKind) -> Known {
-    let (taken, rest) = (std::mem::take(outputs).into_iter()).partition(|((k, _), _)| *k == kind.name());
+    let (taken, rest) =
+        (std::mem::take(outputs).into_iter()).partition(|((k, _), _)| *k == kind.name());
     *outputs = rest;
     taken
 }
@@ -104,11 +105,23 @@ fn names<'a>(names: impl Iterator<Item = &'a String>) -> BTreeSet<&'a String> {
 }
 
 fn inputs(graph: &Graph, kind: InputKind) -> BTreeSet<&String> {
-    names(graph.inputs.iter().filter(|i| i.kind == kind).map(|i| &i.name))
+    names(
+        graph
+            .inputs
+            .iter()
+            .filter(|i| i.kind == kind)
+            .map(|i| &i.name),
+    )
 }
 
 fn outputs(graph: &Graph, kind: OutputKind) -> BTreeSet<&String> {
-    names(graph.outputs.iter().filter(|o| o.kind == kind).map(|o| &o.name))
+    names(
+        graph
+            .outputs
+            .iter()
+            .filter(|o| o.kind == kind)
+            .map(|o| &o.name),
+    )
 }
 
 /// Slices, differentiates, and checks each stage and each pair of neighbours.
@@ -122,7 +135,9 @@ fn pipeline(graph: &Graph, cuts: &[usize]) -> Vec<(Stage, StagePrograms)> {
         })
         .collect();
     for pair in stages.windows(2) {
-        let [(_, before), (_, after)] = pair else { continue };
+        let [(_, before), (_, after)] = pair else {
+            continue;
+        };
         assert_eq!(
             outputs(&before.forward, OutputKind::Activation),
             inputs(&after.forward, InputKind::Activation),
@@ -190,7 +205,12 @@ fn every_single_cut_computes_the_same() {
         let cuts = legal_cuts(&graph);
         assert!(cuts.len() >= 4, "{}", graph.name);
         for cut in cuts {
-            assert_eq!(run(&pipeline(&graph, &[cut])), whole, "{} cut at {cut}", graph.name);
+            assert_eq!(
+                run(&pipeline(&graph, &[cut])),
+                whole,
+                "{} cut at {cut}",
+                graph.name
+            );
         }
     }
 }
@@ -207,7 +227,12 @@ fn many_cuts_compute_the_same() {
                 .map(|_| legal[random.next_u32() as usize % legal.len()])
                 .collect();
             let cuts: Vec<usize> = cuts.into_iter().collect();
-            assert_eq!(run(&pipeline(&graph, &cuts)), whole, "{} cut at {cuts:?}", graph.name);
+            assert_eq!(
+                run(&pipeline(&graph, &cuts)),
+                whole,
+                "{} cut at {cuts:?}",
+                graph.name
+            );
         }
     }
 }
@@ -221,14 +246,25 @@ fn no_value_that_weights_alone_determine_crosses_a_cut() {
             .collect();
         for node in &graph.nodes {
             let random = matches!(node.op, Op::Dropout { .. });
-            if random || node.operands.iter().flatten().any(|value| varies.contains(value)) {
+            if random
+                || node
+                    .operands
+                    .iter()
+                    .flatten()
+                    .any(|value| varies.contains(value))
+            {
                 varies.extend(node.results.iter().copied());
             }
         }
         let varying: BTreeSet<String> = varies.iter().map(ToString::to_string).collect();
         for candidate in cut_candidates(&graph).unwrap() {
             for crossing in candidate.crossing {
-                assert!(varying.contains(&crossing.name), "{} at {}", crossing.name, candidate.node);
+                assert!(
+                    varying.contains(&crossing.name),
+                    "{} at {}",
+                    crossing.name,
+                    candidate.node
+                );
             }
         }
     }
