@@ -25,7 +25,6 @@
 
 mod facts;
 mod split;
-mod support;
 mod sweep;
 
 use std::collections::BTreeSet;
@@ -91,7 +90,7 @@ pub enum AutodiffError {
         /// Type of the operand.
         value: String,
     },
-    /// The loss depends on parameters alone, or its weight on more than data.
+    /// The loss is not an `f32[]`, there is more than one, or it depends on parameters alone.
     #[error("loss {name:?}: {reason}")]
     Loss {
         /// The output's name.

@@ -12,6 +12,7 @@ use outboard_wire::{
 
 use crate::memory::MemoryPlan;
 use crate::stage::Signature;
+use crate::windows::Windows;
 
 /// Tells one job of the compute side from all others on this link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,8 +71,8 @@ pub enum Job {
         assign: Box<Assign>,
         /// Bytes that it may take.
         budget_bytes: u64,
-        /// Bytes of receive windows that are already granted and may not be taken back.
-        granted_bytes: u64,
+        /// Receive windows that are already granted and cannot be taken back.
+        granted: Windows,
     },
     /// Check a weight against its hash and keep it; answered by [`JobOutput::Done`].
     LoadWeight {
@@ -102,7 +103,7 @@ pub enum Job {
         /// Other workers' gradients of shared weights, named by use.
         arrived: Vec<Arrived>,
     },
-    /// Apply the optimizer to every parameter; answered by [`JobOutput::Updated`].
+    /// Apply the optimizer to every parameter; answered by [`JobOutput::Done`].
     Update {
         /// Updates that were applied before.
         updates: u64,
@@ -126,6 +127,8 @@ pub enum Job {
     Profile {
         /// Concrete graphs in text form.
         programs: Vec<String>,
+        /// Bytes that one may take.
+        budget_bytes: u64,
     },
     /// Free everything; answered by [`JobOutput::Done`].
     DropRun,
@@ -151,16 +154,8 @@ pub struct Act {
 /// A tensor that came over the link and fits its type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrived {
-    /// What it carries.
-    pub kind: DataKind,
-    /// Name.
-    pub name: String,
-    /// Element type.
-    pub dtype: DType,
-    /// Shape.
-    pub dims: Vec<usize>,
-    /// How the payload is encoded.
-    pub encoding: TensorEncoding,
+    /// Its head.
+    pub header: DataHeader,
     /// Encoded elements.
     pub payload: Bytes,
 }
@@ -204,6 +199,8 @@ pub enum JobOutput {
     Prepared {
         /// What each stage takes and gives, in the assignment's order.
         signatures: Vec<Signature>,
+        /// The receive windows it needs, none smaller than what is granted already.
+        windows: Windows,
         /// What it takes of memory.
         memory: MemoryPlan,
     },
@@ -217,6 +214,8 @@ pub enum JobOutput {
         departing: Vec<Departing>,
         /// The micro-batch's loss sum, where the stage holds the loss.
         loss_sum: Option<f32>,
+        /// Bytes in use at the most while it ran, receive windows and tensors to send aside.
+        peak_bytes: u64,
     },
     /// Gradients of shared weights for other workers.
     Shared(Vec<Departing>),
@@ -226,11 +225,6 @@ pub enum JobOutput {
         squares: Vec<(String, f64)>,
         /// The first parameter, by stage and name, whose gradient is not finite.
         not_finite: Option<(u16, String)>,
-    },
-    /// The optimizer is applied.
-    Updated {
-        /// Bytes in use at the most since the last update.
-        peak_bytes: u64,
     },
     /// All tensors of a kind: stage and name.
     Listed(Vec<(u16, String)>),

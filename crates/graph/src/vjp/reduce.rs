@@ -49,9 +49,7 @@ fn spread(
         })
         .collect();
     let mut grad = grad;
-    // A scalar expands to anything at once.
-    let rank = sweep.ty(grad)?.dims.len();
-    if rank > 0 && sweep.ty(grad)?.dims != kept {
+    if sweep.ty(grad)?.dims != kept {
         grad = sweep.push1(Op::View { shape: kept }, &[grad])?;
     }
     if sweep.ty(grad)?.dims != ty.dims {
