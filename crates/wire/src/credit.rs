@@ -151,3 +151,114 @@ impl ReceiveWindow {
         Some(grant)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    #[test]
+    fn the_edges_of_the_picture() {
+        let mut sender = SendWindow::new(Stream::Stage);
+        let mut receiver = ReceiveWindow::new(Stream::Stage, 100);
+        // (4) Nothing may be sent before the first grant, which is the window.
+        assert!(!sender.may_send());
+        assert!(sender.spend(1).is_err());
+        assert_eq!(receiver.take_grant(), Some(100));
+        assert_eq!(receiver.take_grant(), None);
+        sender.grant(100).unwrap();
+        // (1) A frame longer than the window passes.
+        sender.spend(60).unwrap();
+        sender.spend(500).unwrap();
+        assert_eq!(sender.credit(), -460);
+        assert!(!sender.may_send());
+        // (2) Both sides count alike.
+        receiver.arrived(60).unwrap();
+        receiver.arrived(500).unwrap();
+        assert_eq!(
+            receiver.arrived(1),
+            Err(CreditError::Exceeded {
+                stream: Stream::Stage,
+                frame_bytes: 1
+            })
+        );
+        // (3) What is released comes back, whatever is still held.
+        receiver.released(500).unwrap();
+        assert_eq!(receiver.take_grant(), Some(500));
+        sender.grant(500).unwrap();
+        assert_eq!(sender.credit(), 40);
+        assert_eq!(receiver.held(), 60);
+    }
+
+    #[test]
+    fn a_window_grows_at_once_and_shrinks_as_bytes_are_released() {
+        let mut receiver = ReceiveWindow::new(Stream::Bulk, 100);
+        assert_eq!(receiver.take_grant(), Some(100));
+        receiver.resize(150);
+        assert_eq!(receiver.take_grant(), Some(50));
+        receiver.resize(20);
+        assert_eq!(receiver.take_grant(), None);
+        receiver.arrived(140).unwrap();
+        receiver.released(140).unwrap();
+        assert_eq!(receiver.take_grant(), Some(10));
+    }
+
+    #[test]
+    fn mistakes_and_attacks_are_errors() {
+        let mut sender = SendWindow::new(Stream::Samples);
+        assert!(matches!(
+            sender.grant(u64::MAX),
+            Err(CreditError::Overflow { .. })
+        ));
+        sender.grant(CREDIT_LIMIT).unwrap();
+        assert!(sender.grant(1).is_err());
+        let mut receiver = ReceiveWindow::new(Stream::Samples, u64::MAX);
+        assert_eq!(receiver.take_grant(), Some(CREDIT_LIMIT));
+        assert!(matches!(
+            receiver.released(1),
+            Err(CreditError::Unbalanced { .. })
+        ));
+    }
+
+    proptest::proptest! {
+        /// Whatever the order of arrivals and releases: no violation, never more held or on its way than a window and a
+        /// frame, and everything gets through.
+        #[test]
+        fn a_sender_that_keeps_the_rules_is_never_refused_and_never_stuck(
+            window in 1_u64..1000,
+            frames in proptest::collection::vec(1_u64..1500, 1..60),
+            choices in proptest::collection::vec(0_u8..3, 400),
+        ) {
+            let largest = frames.iter().copied().max().unwrap_or(0);
+            let mut sender = SendWindow::new(Stream::Stage);
+            let mut receiver = ReceiveWindow::new(Stream::Stage, window);
+            let mut to_send: VecDeque<u64> = frames.into();
+            let (mut flying, mut held, mut grants) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+            grants.extend(receiver.take_grant());
+            // After the chosen moves, everything is moved until nothing can.
+            for choice in choices.into_iter().chain([0, 1, 2, 3].into_iter().cycle().take(4000)) {
+                match choice {
+                    0 => if sender.may_send() && let Some(frame) = to_send.pop_front() {
+                        sender.spend(frame).unwrap();
+                        flying.push_back(frame);
+                    },
+                    1 => if let Some(frame) = flying.pop_front() {
+                        receiver.arrived(frame).unwrap();
+                        held.push_back(frame);
+                    },
+                    2 => if let Some(frame) = held.pop_front() {
+                        receiver.released(frame).unwrap();
+                        grants.extend(receiver.take_grant());
+                    },
+                    _ => if let Some(grant) = grants.pop_front() {
+                        sender.grant(grant).unwrap();
+                    },
+                }
+                let outstanding: u64 = flying.iter().sum::<u64>() + receiver.held();
+                proptest::prop_assert!(outstanding < window + largest);
+            }
+            proptest::prop_assert!(to_send.is_empty());
+        }
+    }
+}

@@ -193,3 +193,126 @@ pub(crate) fn decode_head(
     }
     Ok(Some((header, head_bytes)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{bytes, greeted};
+    use crate::{Frame, WorkerMessage};
+
+    fn header() -> DataHeader {
+        DataHeader {
+            run: 1,
+            step: 130,
+            kind: DataKind::Activation,
+            stage: 3,
+            micro_batch: 2,
+            name: "%7".into(),
+            dtype: DType::F32,
+            dims: vec![1, 2],
+            encoding: TensorEncoding::F16,
+        }
+    }
+
+    // Head; kind, type, encoding, rank; stage, micro-batch; run; step; length of the name; dims; name; 1.0 and -2.0.
+    const GOLDEN: &str = "2c000000 2000 | 01 00 01 02 0300 0200 01000000 8200000000000000 0200 \
+        0100000000000000 0200000000000000 2537 003c 00c0";
+
+    #[test]
+    fn golden() {
+        let payload = Bytes::from_static(&[0x00, 0x3c, 0x00, 0xc0]);
+        let pieces = encode_data(&header(), payload.clone()).unwrap();
+        let frame = pieces.concat();
+        assert_eq!(frame, bytes(GOLDEN));
+        assert_eq!(header().frame_bytes(), Some(frame.len() as u64));
+
+        let mut decoder = greeted::<WorkerMessage>();
+        decoder.push(frame.clone().into());
+        let Some(Frame::Data(data)) = decoder.poll().unwrap() else {
+            panic!("no data frame came");
+        };
+        assert_eq!(data.header, header());
+        assert_eq!(data.payload, payload);
+        assert_eq!(data.frame, frame, "a router forwards the frame as it came");
+    }
+
+    #[test]
+    fn an_announced_length_that_does_not_fit_is_found_before_the_tensor_comes() {
+        for wrong in [-1, 1, 1 << 20] {
+            let mut frame = bytes(GOLDEN);
+            let length = 0x2c + wrong;
+            frame[..4].copy_from_slice(&i32::to_le_bytes(length));
+            frame.truncate(frame.len() - 4);
+            let mut decoder = greeted::<WorkerMessage>();
+            decoder.push(frame.into());
+            assert_eq!(
+                decoder.poll(),
+                Err(DecodeError::DataLength {
+                    announced: u64::try_from(length).unwrap(),
+                    expected: 0x2c
+                })
+            );
+        }
+    }
+
+    #[test]
+    fn shapes_that_overflow_are_refused() {
+        let mut huge = header();
+        huge.dims = vec![u64::MAX, u64::MAX];
+        assert_eq!(huge.frame_bytes(), None);
+        assert!(matches!(
+            encode_data(&huge, Bytes::new()),
+            Err(EncodeError::Payload { .. })
+        ));
+        let mut frame = bytes(GOLDEN);
+        for byte in &mut frame[28..44] {
+            *byte = 0xff;
+        }
+        let mut decoder = greeted::<WorkerMessage>();
+        decoder.push(frame.into());
+        assert!(matches!(
+            decoder.poll(),
+            Err(DecodeError::Malformed { frame: "Data", .. })
+        ));
+    }
+
+    #[test]
+    fn mutations_never_do_worse_than_an_error() {
+        let golden = bytes(GOLDEN);
+        for length in 0..golden.len() {
+            let mut decoder = greeted::<WorkerMessage>();
+            decoder.push(golden[..length].to_vec().into());
+            assert_eq!(decoder.poll(), Ok(None));
+            assert_eq!(decoder.finish().is_ok(), length == 0);
+        }
+        for bit in 0..8 * golden.len() {
+            let mut frame = golden.clone();
+            frame[bit / 8] ^= 1 << (bit % 8);
+            let mut decoder = greeted::<WorkerMessage>();
+            decoder.push(frame.clone().into());
+            if let Ok(Some(Frame::Data(data))) = decoder.poll() {
+                let again = encode_data(&data.header, data.payload).unwrap().concat();
+                assert_eq!(again, frame[..again.len()]);
+            }
+        }
+    }
+
+    #[test]
+    fn names_and_ranks_are_bounded() {
+        let mut long = header();
+        long.name = "x".repeat(NAME_BYTES + 1);
+        assert!(matches!(
+            encode_data(&long, Bytes::from_static(&[0; 4])),
+            Err(EncodeError::OutOfBounds { limit: 512, .. })
+        ));
+        let mut deep = header();
+        deep.dims = vec![1; RANK + 1];
+        assert!(matches!(
+            encode_data(&deep, Bytes::from_static(&[0; 2])),
+            Err(EncodeError::OutOfBounds { limit: 16, .. })
+        ));
+        let mut scalar = header();
+        scalar.dims = vec![];
+        assert!(encode_data(&scalar, Bytes::from_static(&[0; 2])).is_ok());
+    }
+}

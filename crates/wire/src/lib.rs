@@ -47,6 +47,8 @@ mod error;
 mod frame;
 mod message;
 mod tensor;
+#[cfg(test)]
+mod testing;
 
 pub use control::{ControlMessage, limits};
 pub use credit::{CREDIT_LIMIT, ReceiveWindow, SendWindow};
