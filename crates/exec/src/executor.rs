@@ -53,6 +53,16 @@ pub enum ExecError {
         /// What is wrong and what to try.
         reason: String,
     },
+    /// The engine itself failed: a defect, or no memory.
+    #[error("the engine failed in `{op}` (at {scope:?}): {reason}")]
+    Failed {
+        /// The node's text.
+        op: String,
+        /// The node's scope.
+        scope: String,
+        /// What the engine said.
+        reason: String,
+    },
 }
 
 /// An engine. A program is an [`outboard_graph::Graph`] without symbolic dimensions that passed `verify`.

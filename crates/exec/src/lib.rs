@@ -3,11 +3,13 @@
 //! This crate promises that a program's outputs depend on its inputs and [`RandomKey`] alone: not on the number of
 //! threads, on what ran before, or on where the whole graph was cut. It never knows schedules or the network.
 
+mod cpu;
 mod executor;
 mod random;
 mod reference;
 mod update;
 
+pub use cpu::{CpuExecutor, CpuPlan, CpuTensor};
 pub use executor::{EngineInfo, ExecError, Executor, RandomKey};
 pub use random::{dropout_mask, dropout_scale};
 pub use reference::{Reference, ReferencePlan, ReferenceTensor};

@@ -25,6 +25,7 @@
 
 mod facts;
 mod split;
+mod support;
 mod sweep;
 
 use std::collections::BTreeSet;
@@ -90,7 +91,7 @@ pub enum AutodiffError {
         /// Type of the operand.
         value: String,
     },
-    /// The loss is not an `f32[]`, there is more than one, or it depends on parameters alone.
+    /// The loss depends on parameters alone, or its weight on more than data.
     #[error("loss {name:?}: {reason}")]
     Loss {
         /// The output's name.

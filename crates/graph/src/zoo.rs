@@ -106,7 +106,7 @@ pub fn build(name: &str, options: &ZooOptions) -> Result<Graph, ZooError> {
     let logits = body(&mut b, input, options)?;
     b.output(OutputKind::Result, LOGITS, logits)?;
     options.loss.append(&mut b, logits)?;
-    Ok(b.finish())
+    Ok(b.finish().canonicalize()?)
 }
 
 fn check(model: &str, options: &ZooOptions) -> Result<(), ZooError> {

@@ -49,7 +49,9 @@ fn spread(
         })
         .collect();
     let mut grad = grad;
-    if sweep.ty(grad)?.dims != kept {
+    // A scalar expands to anything at once.
+    let rank = sweep.ty(grad)?.dims.len();
+    if rank > 0 && sweep.ty(grad)?.dims != kept {
         grad = sweep.push1(Op::View { shape: kept }, &[grad])?;
     }
     if sweep.ty(grad)?.dims != ty.dims {

@@ -1,0 +1,341 @@
+//! From an operator to the function that runs it: one arm each, no arithmetic.
+
+use outboard_graph::Op;
+
+use super::columns::Geometry;
+use super::pointwise::Binary;
+use super::pool::{Average, Window, pair};
+use super::tensor::CpuTensor;
+use super::{
+    OpError, conv, layout, lookup, matmul, norm, parallel, pointwise, pool, reduce, softmax,
+};
+use crate::RandomKey;
+
+/// A node's operands; taking one hands over its handle, so that an operator can work in place on a last use.
+pub(super) struct Operands(pub(super) Vec<Option<CpuTensor>>);
+
+impl Operands {
+    fn take(&mut self, index: usize) -> Result<CpuTensor, OpError> {
+        self.0
+            .get_mut(index)
+            .and_then(Option::take)
+            .ok_or(OpError::Shape)
+    }
+
+    fn get(&self, index: usize) -> Result<&CpuTensor, OpError> {
+        self.optional(index).ok_or(OpError::Shape)
+    }
+
+    fn optional(&self, index: usize) -> Option<&CpuTensor> {
+        self.0.get(index)?.as_ref()
+    }
+
+    fn take_two(&mut self) -> Result<(CpuTensor, CpuTensor), OpError> {
+        Ok((self.take(0)?, self.take(1)?))
+    }
+}
+
+/// The geometry of a convolution or of one of its gradients, from the shapes of its operands and of its result.
+pub(super) fn geometry(
+    op: &Op,
+    operands: &[Option<&[usize]>],
+    result: &[usize],
+) -> Option<Geometry> {
+    let operand = |index: usize| operands.get(index).copied().flatten();
+    match op {
+        Op::Convolution {
+            stride,
+            padding,
+            dilation,
+            groups,
+        } => Geometry::new(
+            operand(0)?,
+            operand(1)?,
+            result,
+            (stride, padding, dilation),
+            *groups,
+        ),
+        Op::ConvolutionInputGrad {
+            stride,
+            padding,
+            dilation,
+            groups,
+            ..
+        } => Geometry::new(
+            result,
+            operand(1)?,
+            operand(0)?,
+            (stride, padding, dilation),
+            *groups,
+        ),
+        Op::ConvolutionWeightGrad {
+            stride,
+            padding,
+            dilation,
+            groups,
+            ..
+        } => Geometry::new(
+            operand(1)?,
+            result,
+            operand(0)?,
+            (stride, padding, dilation),
+            *groups,
+        ),
+        _ => None,
+    }
+}
+
+fn average(op: &Op) -> Option<Average> {
+    match op {
+        Op::AvgPool2d {
+            kernel_size,
+            stride,
+            padding,
+            count_include_pad,
+            divisor_override,
+            ..
+        }
+        | Op::AvgPool2dGrad {
+            kernel_size,
+            stride,
+            padding,
+            count_include_pad,
+            divisor_override,
+            ..
+        } => Some(Average {
+            window: Window {
+                kernel: pair(kernel_size),
+                stride: pair(stride),
+                padding: pair(padding),
+                dilation: [1, 1],
+            },
+            count_include_pad: *count_include_pad,
+            divisor: *divisor_override,
+        }),
+        _ => None,
+    }
+}
+
+/// Runs one operator. `results` are the shapes of its results; `key` steers its random numbers.
+pub(super) fn run(
+    op: &Op,
+    mut operands: Operands,
+    results: &[&[usize]],
+    key: RandomKey,
+) -> Result<Vec<CpuTensor>, OpError> {
+    let x = &mut operands;
+    let out = results.first().copied().ok_or(OpError::Shape)?;
+    let geometry_of = |x: &Operands| {
+        let dims: Vec<Option<&[usize]>> =
+            x.0.iter()
+                .map(|o| o.as_ref().map(CpuTensor::dims))
+                .collect();
+        geometry(op, &dims, out).ok_or(OpError::Shape)
+    };
+    let one = match op {
+        Op::Convolution { .. } => {
+            let g = geometry_of(x)?;
+            conv::forward(&g, x.get(0)?, x.get(1)?, x.optional(2), out)
+        }
+        Op::ConvolutionInputGrad { .. } => {
+            let g = geometry_of(x)?;
+            conv::input_grad(&g, x.get(0)?, x.get(1)?, out)
+        }
+        Op::ConvolutionWeightGrad { .. } => {
+            let g = geometry_of(x)?;
+            conv::weight_grad(&g, x.get(0)?, x.get(1)?, out)
+        }
+        Op::Addmm {} => {
+            let (a, b) = (x.take(1)?, x.take(2)?);
+            matmul::addmm(x.get(0)?, a, b)
+        }
+        Op::Mm {} | Op::Bmm {} => {
+            let (a, b) = x.take_two()?;
+            matmul::mm(a, b)
+        }
+        Op::Embedding { .. } => lookup::embedding(x.get(0)?, x.get(1)?, out)?,
+        Op::EmbeddingGrad { padding_idx, .. } => {
+            lookup::embedding_grad(x.get(0)?, x.get(1)?, *padding_idx, out)?
+        }
+
+        Op::BatchNormTraining { momentum, eps } => {
+            let input = x.take(0)?;
+            let running = (x.get(3)?, x.get(4)?);
+            let (weight, bias) = (x.optional(1), x.optional(2));
+            return Ok(
+                norm::batch_training(input, weight, bias, running, (*momentum, *eps)).into(),
+            );
+        }
+        Op::BatchNormInference { eps, .. } => {
+            let input = x.take(0)?;
+            let running = (x.get(3)?, x.get(4)?);
+            norm::batch_inference(input, x.optional(1), x.optional(2), running, *eps)
+        }
+        Op::BatchNormGrad { .. } => {
+            let grad = x.take(0)?;
+            let (input, weight) = (x.get(1)?, x.optional(2));
+            return Ok(norm::batch_grad(grad, input, weight, x.get(3)?, x.get(4)?).into());
+        }
+        Op::LayerNorm {
+            normalized_shape,
+            eps,
+        } => {
+            let width = normalized_shape.iter().product();
+            let stats = results.get(1).copied().ok_or(OpError::Shape)?;
+            let (weight, bias) = (x.optional(1), x.optional(2));
+            return Ok(norm::layer(x.get(0)?, weight, bias, width, *eps, stats).into());
+        }
+        Op::LayerNormGrad { normalized_shape } => {
+            let (grad, input, weight) = (x.get(0)?, x.get(1)?, x.optional(4));
+            let (mean, rstd) = (x.get(2)?, x.get(3)?);
+            return Ok(norm::layer_grad(grad, input, mean, rstd, weight, normalized_shape).into());
+        }
+        Op::Softmax { dim } => softmax::softmax(x.take(0)?, *dim),
+        Op::LogSoftmax { dim } => softmax::log_softmax(x.take(0)?, *dim),
+        Op::SoftmaxGrad { dim } => softmax::softmax_grad(x.take(0)?, x.get(1)?, *dim),
+        Op::LogSoftmaxGrad { dim } => softmax::log_softmax_grad(x.take(0)?, x.get(1)?, *dim),
+
+        Op::MaxPool2d {
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            ..
+        } => {
+            let window = Window {
+                kernel: pair(kernel_size),
+                stride: pair(stride),
+                padding: pair(padding),
+                dilation: pair(dilation),
+            };
+            return Ok(pool::max(x.get(0)?, window, out).into());
+        }
+        Op::MaxPool2dGrad { .. } => pool::max_grad(x.get(0)?, x.get(1)?, out)?,
+        Op::AvgPool2d { .. } => pool::avg(x.get(0)?, average(op).ok_or(OpError::Shape)?, out),
+        Op::AvgPool2dGrad { .. } => {
+            pool::avg_grad(x.get(0)?, average(op).ok_or(OpError::Shape)?, out)
+        }
+        Op::AdaptiveAvgPool2d { .. } => pool::adaptive_avg(x.get(0)?, out),
+        Op::AdaptiveAvgPool2dGrad { .. } => pool::adaptive_avg_grad(x.get(0)?, out),
+
+        Op::Relu {} => pointwise::relu(x.take(0)?),
+        Op::Gelu { tanh } => pointwise::gelu(x.take(0)?, *tanh),
+        Op::Sigmoid {} => pointwise::sigmoid(x.take(0)?),
+        Op::Tanh {} => parallel::map(x.take(0)?, f32::tanh),
+        Op::Exp {} => parallel::map(x.take(0)?, f32::exp),
+        Op::Log {} => parallel::map(x.take(0)?, f32::ln),
+        Op::Sqrt {} => parallel::map(x.take(0)?, f32::sqrt),
+        Op::Rsqrt {} => parallel::map(x.take(0)?, |x| 1.0 / x.sqrt()),
+        Op::Neg {} => parallel::map(x.take(0)?, |x| -x),
+        Op::AddScalar { scalar } => {
+            let scalar = *scalar as f32;
+            parallel::map(x.take(0)?, |x| x + scalar)
+        }
+        Op::MulScalar { scalar } => {
+            let scalar = *scalar as f32;
+            parallel::map(x.take(0)?, |x| x * scalar)
+        }
+        Op::PowScalar { exponent } => pointwise::pow(x.take(0)?, *exponent),
+        Op::Add { alpha } => {
+            let alpha = *alpha as f32;
+            let (a, b) = x.take_two()?;
+            pointwise::binary(a, b, Binary::Add { alpha })
+        }
+        Op::Sub { alpha } => {
+            let alpha = -*alpha as f32;
+            let (a, b) = x.take_two()?;
+            pointwise::binary(a, b, Binary::Add { alpha })
+        }
+        Op::Mul {} => {
+            let (a, b) = x.take_two()?;
+            pointwise::binary(a, b, Binary::Mul)
+        }
+        Op::Div {} => {
+            let (a, b) = x.take_two()?;
+            pointwise::binary(a, b, Binary::Div)
+        }
+        Op::ThresholdGrad { threshold } => {
+            let (grad, input) = x.take_two()?;
+            let threshold = *threshold as f32;
+            // As ATen: the gradient passes where the input is NaN.
+            parallel::zip(grad, input, |dy, x| if x <= threshold { 0.0 } else { dy })
+        }
+        Op::GeluGrad { tanh } => {
+            let (grad, input) = x.take_two()?;
+            pointwise::gelu_grad(grad, input, *tanh)
+        }
+        Op::SigmoidGrad {} => {
+            let (grad, output) = x.take_two()?;
+            parallel::zip(grad, output, |dy, y| dy * (1.0 - y) * y)
+        }
+        Op::TanhGrad {} => {
+            let (grad, output) = x.take_two()?;
+            parallel::zip(grad, output, |dy, y| dy * (1.0 - y * y))
+        }
+        Op::ToCopy { dtype } => pointwise::to_copy(x.take(0)?, *dtype),
+        Op::Dropout { p, key: node_key } => {
+            return Ok(pointwise::dropout(x.take(0)?, *p, *node_key, key).into());
+        }
+        Op::DropoutGrad { scale } => {
+            let grad = x.take(0)?;
+            pointwise::masked(grad, x.get(1)?, *scale as f32)
+        }
+
+        Op::Sum { dims, .. } => reduce::sum(x.get(0)?, dims, out, false),
+        Op::Mean { dims, .. } => reduce::sum(x.get(0)?, dims, out, true),
+
+        // A shape alone changes.
+        Op::View { .. } | Op::Squeeze { .. } | Op::Unsqueeze { .. } | Op::Clone {} => {
+            x.take(0)?.reshaped(out)
+        }
+        Op::Permute { dims } => layout::permute(x.take(0)?, dims),
+        Op::Expand { .. } => layout::expanded(x.take(0)?, out),
+        Op::Cat { dim } => {
+            let parts = std::mem::take(&mut x.0).into_iter().flatten().collect();
+            layout::concatenated(parts, *dim)
+        }
+        Op::Slice {
+            dim,
+            start,
+            end,
+            step,
+        } => layout::sliced(x.get(0)?, *dim, (*start, *end, *step)),
+        Op::Select { dim, index } => {
+            layout::sliced(x.get(0)?, *dim, (*index, index + 1, 1)).reshaped(out)
+        }
+        Op::Split { sizes, dim } => {
+            let mut start = 0;
+            let mut parts = Vec::with_capacity(sizes.len());
+            for &size in sizes {
+                parts.push(layout::sliced(x.get(0)?, *dim, (start, start + size, 1)));
+                start += size;
+            }
+            return Ok(parts);
+        }
+        Op::ConstantPad { pad, value } => layout::padded(x.get(0)?, pad, *value as f32, out),
+        Op::SliceGrad {
+            dim, start, step, ..
+        } => layout::slice_grad(x.get(0)?, out, *dim, (*start, *step)),
+        Op::SelectGrad { dim, index, .. } => layout::slice_grad(x.get(0)?, out, *dim, (*index, 1)),
+
+        Op::Full { value, dtype, .. } => layout::full(out, *value, *dtype),
+        Op::Numel {} => CpuTensor::from_f32(&[], vec![x.get(0)?.elements() as f32]),
+
+        Op::NllLoss {
+            reduction,
+            ignore_index,
+        } => {
+            let how = (*reduction, *ignore_index);
+            return Ok(lookup::nll_loss(x.get(0)?, x.get(1)?, x.optional(2), how, out)?.into());
+        }
+        Op::NllLossGrad {
+            reduction,
+            ignore_index,
+        } => {
+            let how = (*reduction, *ignore_index);
+            let (target, weight, total) = (x.get(2)?, x.optional(3), x.get(4)?);
+            lookup::nll_loss_grad(x.get(0)?, out, target, weight, total, how)?
+        }
+    };
+    Ok(vec![one])
+}
