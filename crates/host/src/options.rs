@@ -6,6 +6,8 @@ use std::time::Duration;
 use outboard_graph::{Graph, Tensor};
 use outboard_wire::{Optimizer, TensorEncoding};
 
+use crate::Placement;
+
 /// How long the host waits, and how much it keeps in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostOptions {
@@ -41,7 +43,8 @@ impl Default for HostOptions {
 pub struct RunOptions {
     /// The whole model, canonical, with a symbolic batch.
     pub graph: Graph,
-    /// Where to cut it, and where its stages run.
+    /// Where to cut it, where its stages run, and in how many micro-batches; a batch has fewer where it or the model does not
+    /// allow as many (see [`crate::split`]).
     pub placement: Placement,
     /// Every parameter, frozen weight and buffer of the graph, by name.
     pub weights: BTreeMap<String, Tensor>,
@@ -59,19 +62,6 @@ pub struct RunOptions {
     pub clip_norm: Option<f64>,
     /// Samples of the largest batch that will be submitted.
     pub largest_batch: usize,
-    /// Micro-batches of a batch; fewer where the model or the batch does not allow as many (see [`crate::split`]).
-    pub micro_batches: usize,
-}
-
-/// Cuts, devices and schedule of a run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Placement {
-    /// Node indices in the canonical graph; stage `k` holds nodes `[cuts[k-1], cuts[k])`.
-    pub cuts: Vec<usize>,
-    /// Device of each stage, an index into the list given to [`crate::Host::connect`].
-    pub device_of_stage: Vec<usize>,
-    /// Name of the schedule: `gpipe`, `1f1b`, `hybrid`, `zb-h1`, `interleaved`.
-    pub schedule: String,
 }
 
 /// What the host is doing, for progress bars.

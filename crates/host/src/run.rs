@@ -49,7 +49,7 @@ impl Run {
         let mut this = Run {
             claim,
             assignment,
-            micro_batches: run.micro_batches,
+            micro_batches: run.placement.schedule.micro_batches.into(),
             largest_batch: run.largest_batch,
             scheduled: BTreeSet::new(),
             next_step: run.first_step,
@@ -195,7 +195,6 @@ impl Run {
                 let number = self.next_evaluation;
                 let spec = self.step_spec(number, StepMode::Evaluate, &batch, 0.0)?;
                 self.next_evaluation += 1;
-                self.schedule(spec.sizes.len())?;
                 expected.push_back((
                     number,
                     spec.sizes.iter().map(|size| *size as usize).collect(),

@@ -61,6 +61,8 @@ pub(super) struct Run {
     wishes: VecDeque<Wish>,
     pub(super) steps: VecDeque<Step>,
     uploads: BTreeMap<DeviceId, Upload>,
+    /// When each device last was given a tensor, and when it last said or sent anything of the run.
+    exchanges: BTreeMap<DeviceId, (Duration, Duration)>,
     /// When something last advanced, or was last asked for.
     progress: Duration,
     stall_timeout: Duration,
@@ -103,6 +105,7 @@ impl Run {
             wishes: VecDeque::new(),
             steps: VecDeque::new(),
             uploads,
+            exchanges: BTreeMap::new(),
             progress: net.now,
             stall_timeout: options.stall_timeout,
             previous_end: net.now,
@@ -232,6 +235,11 @@ impl Run {
         ));
     }
 
+    fn heard(&mut self, net: &Net, device: DeviceId) {
+        self.progress = net.now;
+        self.exchanges.entry(device).or_default().1 = net.now;
+    }
+
     fn protocol(&self, net: &Net, device: DeviceId, what: impl Into<String>) -> Fault {
         net.protocol(device, self.step_in_progress(), what)
     }
@@ -246,7 +254,7 @@ impl Run {
         if !self.devices().any(|member| member == device) {
             return Err(self.protocol(net, device, "a message of a run it has no part in"));
         }
-        self.progress = net.now;
+        self.heard(net, device);
         match message {
             WorkerMessage::Ready {
                 planned_bytes,
@@ -493,7 +501,7 @@ impl Run {
         device: DeviceId,
         frame: DataFrame,
     ) -> Result<(), Fault> {
-        self.progress = net.now;
+        self.heard(net, device);
         if Cargo::of(frame.header.kind).is_some() {
             return self.relay(net, device, frame);
         }
@@ -514,6 +522,7 @@ impl Run {
     /// A data frame of this run has left the host.
     pub(super) fn written(&mut self, net: &mut Net, device: DeviceId, sent: &Sent) {
         self.progress = net.now;
+        self.exchanges.entry(device).or_default().0 = net.now;
         let header = &sent.header;
         if matches!(header.kind, DataKind::Weight | DataKind::OptimizerState) {
             let Some(upload) = self.uploads.get_mut(&device) else {
@@ -549,12 +558,23 @@ impl Run {
         u16::try_from(self.spec.device_of_stage.len().saturating_sub(1)).unwrap_or(u16::MAX)
     }
 
-    /// Whom the run waits for, and for what.
+    /// Whom the run waits for, and for what: of all that are not done, the first that was given something and has not said
+    /// anything since.
     fn waiting(&self) -> Option<(DeviceId, &'static str)> {
         let missing = |done: &dyn Fn(DeviceId) -> bool, what| {
-            self.devices()
-                .find(|device| !done(*device))
-                .map(|device| (device, what))
+            let owes = |device: &DeviceId| {
+                self.exchanges
+                    .get(device)
+                    .is_some_and(|(given, said)| given > said)
+            };
+            let mut missing = self.devices().filter(|device| !done(*device));
+            let first = missing.next()?;
+            let debtor = if owes(&first) {
+                None
+            } else {
+                missing.find(owes)
+            };
+            Some((debtor.unwrap_or(first), what))
         };
         match &self.phase {
             Phase::Assigning { ready } => missing(
@@ -593,7 +613,7 @@ impl Run {
             Some((device, waiting)) if self.progress + self.stall_timeout <= net.now => {
                 Err(Fault {
                     device: Some(device),
-                    gone: true,
+                    gone: false,
                     error: RunError::Stalled {
                         device: net.name(device),
                         step: self.step_in_progress(),
