@@ -17,6 +17,7 @@
 
 mod action;
 mod cost;
+mod draw;
 mod engine;
 mod generate;
 mod grid;
@@ -27,6 +28,7 @@ mod validate;
 
 pub use action::{Action, Kind, ParseActionError};
 pub use cost::{CostError, CostModel, Direction, HostCost, LinkCost, MicroBatchCost, StageCost};
+pub use draw::{DrawOptions, draw};
 pub use generate::{GenerateError, ParseKindError, Placement, ScheduleKind, generate};
 pub use schedule::{MAX_ACTIONS, MAX_MICRO_BATCHES, MAX_STAGES, Schedule};
 pub use simulate::{Carries, SimulateError, Span, Timeline, Transfer, Way, simulate};

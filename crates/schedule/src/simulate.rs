@@ -244,3 +244,6 @@ impl Policy for Replay<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

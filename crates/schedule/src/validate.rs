@@ -398,3 +398,6 @@ fn check_progress(schedule: &Schedule) -> Result<(), ScheduleError> {
         grid: grid::stuck(schedule, &step_of),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 use crate::{Timeline, simulate};
 
@@ -317,4 +319,59 @@ fn auto_is_never_slower() {
         better >= 10,
         "list scheduling was better in {better} of 40 cases"
     );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the sizes and costs, what is generated is valid, prints and parses, and no shorter than the work of its
+    /// busiest device; `auto` is not beaten by any other kind.
+    #[test]
+    fn generated_schedules_hold(
+        devices in 1usize..9,
+        per_device in 1usize..5,
+        micro_batches in 1u16..25,
+        seconds in prop::array::uniform3(0.0f64..4.0),
+        uneven in prop::collection::vec(0.1f64..3.0, 32),
+    ) {
+        let placement = Placement::interleaved(devices, per_device).unwrap();
+        let mut model = CostModel::uniform(placement.stages(), seconds);
+        for (stage, factor) in model.stages.iter_mut().zip(&uneven) {
+            stage.classes[0].seconds = seconds.map(|time| time * factor);
+        }
+        let mut shortest = f64::INFINITY;
+        for kind in ScheduleKind::ALL {
+            let schedule = match generate(kind, &placement, micro_batches, &model, &Limits::none()) {
+                Ok(schedule) => schedule,
+                Err(GenerateError::Placement { .. }) if per_device > 1 => continue,
+                Err(error) => return Err(TestCaseError::fail(error.to_string())),
+            };
+            let peaks = validate(&schedule, &Limits::none()).unwrap();
+            prop_assert!(peaks.iter().all(|peak| (1..=micro_batches).contains(peak)));
+            let timeline = simulate(&schedule, &model).unwrap();
+            for device in 0..devices {
+                prop_assert!(timeline.busy_seconds(device) <= timeline.step_seconds * (1.0 + 1e-9));
+            }
+            if kind == ScheduleKind::Auto {
+                prop_assert!(timeline.step_seconds <= shortest * (1.0 + 1e-8), "{} {shortest}", timeline.step_seconds);
+            }
+            shortest = shortest.min(timeline.step_seconds);
+            schedule.forward_only().validate_forward_only().unwrap();
+            prop_assert_eq!(schedule.to_string().parse(), Ok(schedule));
+        }
+    }
+
+    /// No text and no edit of a good one makes reading, checking or simulating panic.
+    #[test]
+    fn no_text_panics(at in 0usize..400, with in "[0-9FBW :\n]{0,6}", noise in "\\PC{0,40}") {
+        let text = make(ScheduleKind::ZbH1, 3, 1, 4).to_string();
+        let at = at.min(text.len());
+        for text in [format!("{}{with}{}", &text[..at], &text[at..]), format!("{}{with}", &text[..at]), noise] {
+            if let Ok(schedule) = text.parse::<Schedule>()
+                && validate(&schedule, &Limits::none()).is_ok()
+            {
+                prop_assert!(simulate(&schedule, &CostModel::uniform(schedule.stages(), [1.0; 3])).is_ok());
+            }
+        }
+    }
 }
