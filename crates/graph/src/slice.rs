@@ -333,17 +333,28 @@ fn loss_weight_nodes(graph: &Graph, live: &[bool]) -> Vec<bool> {
         .collect()
 }
 
-/// Where the loss is: the position of its node, or, without a loss, of the last node that makes its weight.
+/// Where the nodes that only the loss's weight needs belong: with the loss, so that no stage exists for them alone and
+/// targets need not be sent twice; or later, with the last thing they need.
 fn loss_position(graph: &Graph, weight_only: &[bool]) -> usize {
-    let loss = graph
-        .outputs
-        .iter()
-        .find(|output| output.kind == OutputKind::LossSum);
-    let maker = loss
-        .and_then(|loss| (graph.nodes.iter()).position(|node| node.results.contains(&loss.value)));
-    // The weight needs data alone, so its nodes can go wherever the loss is, also when they are numbered after it.
-    let weight = || weight_only.iter().rposition(|&only| only);
-    maker.or_else(weight).unwrap_or_default()
+    let mut makers: HashMap<ValueId, usize> = HashMap::new();
+    let mut needed = None;
+    let mut last = None;
+    for (index, node) in graph.nodes.iter().enumerate() {
+        makers.extend(node.results.iter().map(|&result| (result, index)));
+        if weight_only.get(index) == Some(&true) {
+            last = Some(index);
+            let operands = node.operands.iter().flatten();
+            let others = operands
+                .filter_map(|operand| makers.get(operand).copied())
+                .filter(|maker| weight_only.get(*maker) != Some(&true));
+            needed = needed.max(others.max());
+        }
+    }
+    let loss = (graph.outputs.iter()).find(|output| output.kind == OutputKind::LossSum);
+    match loss.and_then(|loss| makers.get(&loss.value).copied()) {
+        Some(loss) => needed.map_or(loss, |needed| loss.max(needed)),
+        None => last.unwrap_or_default(),
+    }
 }
 
 /// One stage as a graph of its own.

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod common;
+
 use outboard_graph::{Graph, TextError};
+use proptest::prelude::*;
 
 const RESIDUAL: &str = r#"graph "residual \"block\"" {
   %0: f32[B,4,8,8] = data "input"
@@ -102,5 +105,135 @@ fn no_truncation_parses() {
             matches!(text.parse::<Graph>(), Err(TextError::Syntax { .. })),
             "{text}"
         );
+    }
+}
+
+/// What the grammar is made of, and what it is not.
+const TOKENS: &[&str] = &[
+    "graph",
+    "\"g\"",
+    "{",
+    "}",
+    "%0",
+    "%1",
+    "%2",
+    "%4294967295",
+    "%99999999999",
+    ":",
+    "=",
+    "(",
+    ")",
+    ",",
+    "@",
+    "#",
+    "#7",
+    "return",
+    "result",
+    "loss_sum",
+    "data",
+    "parameter",
+    "buffer",
+    "buffer_update",
+    "activation",
+    "\"x\"",
+    "\"",
+    "\\",
+    "\"\\u{110000}\"",
+    "f32[B,4]",
+    "f32[4]",
+    "i64[B]",
+    "f32[]",
+    "f32[",
+    "bool[7B,2147483647]",
+    "none",
+    "relu",
+    "relu(%0)",
+    "add.Tensor(%0, %1, alpha=1.0)",
+    "cat(",
+    "dim=0",
+    "dim=18446744073709551615",
+    "full(shape=[2],",
+    "value=nan,",
+    "dtype=f32",
+    "[1,2]",
+    "[[",
+    "1e999",
+    "-1",
+    "\n",
+    "\u{0}",
+    "é",
+];
+
+proptest! {
+    #![proptest_config(common::config(3000))]
+
+    #[test]
+    fn token_soup_never_panics(
+        tokens in prop::collection::vec((0..TOKENS.len(), any::<bool>()), 0..40),
+        start in any::<bool>(),
+    ) {
+        let mut text = String::new();
+        if start {
+            text.push_str("graph \"g\" {\n%0: f32[B,4] = data \"x\"\n");
+        }
+        for (token, space) in tokens {
+            text.push_str(TOKENS[token]);
+            text.push_str(if space { " " } else { "" });
+        }
+        if let Ok(graph) = text.parse::<Graph>() {
+            prop_assert_eq!(graph.to_string().parse::<Graph>().unwrap(), graph);
+        }
+    }
+
+    #[test]
+    fn mutated_text_is_an_error_or_another_graph(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), 0..TOKENS.len(), 0..3_usize), 1..4),
+    ) {
+        let mut text = RESIDUAL.to_owned();
+        for (place, token, removed) in changes {
+            let start = place.index(text.len());
+            let end = (start + removed).min(text.len());
+            if text.is_char_boundary(start) && text.is_char_boundary(end) {
+                text.replace_range(start..end, TOKENS[token]);
+            }
+        }
+        if let Ok(graph) = text.parse::<Graph>() {
+            prop_assert_eq!(graph.to_string().parse::<Graph>().unwrap(), graph);
+        }
+    }
+}
+
+#[test]
+fn sizes_are_bounded() {
+    let long = "x".repeat(1025);
+    for (text, wanted) in [
+        (
+            format!("graph \"{long}\" {{\n  return\n}}\n"),
+            "a name of more than 1024 bytes",
+        ),
+        (
+            format!(
+                "graph \"g\" {{\n  %0: f32[{}1] = data \"x\"",
+                "1,".repeat(8)
+            ),
+            "is not a type",
+        ),
+        (
+            format!(
+                "graph \"g\" {{\n  %0: f32[1] = cat({}%0",
+                "%0, ".repeat(5000)
+            ),
+            "more than 4096 operands",
+        ),
+        (
+            format!(
+                "graph \"g\" {{\n  %0: f32[1] = full(shape=[{}1",
+                "1,".repeat(5000)
+            ),
+            "a list of more than 4096 elements",
+        ),
+    ] {
+        let error = text.parse::<Graph>().unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
     }
 }
