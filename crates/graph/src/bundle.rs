@@ -128,6 +128,8 @@ impl Bundle {
             metadata: BTreeMap::from([
                 (GRAPH_KEY.to_owned(), self.graph.to_string()),
                 (VERSION_KEY.to_owned(), VERSION.to_owned()),
+                // What PyTorch's own tools write, and some insist on.
+                ("format".to_owned(), "pt".to_owned()),
             ]),
             tensors: self.weights.clone(),
         }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::fold::{Folded, fold};
 use crate::rewrite::Rewrite;
-use crate::{Graph, GraphError, InputKind, Op, ValueId};
+use crate::{Graph, GraphError, InputKind, Op, TensorType, ValueId};
 
 /// Which values depend on parameters, frozen weights and constants alone, by [`ValueId`].
 ///
@@ -41,7 +41,8 @@ pub(crate) fn derived_values(graph: &Graph) -> Vec<bool> {
 impl Graph {
     /// The graph in canonical form, which computes the same bits:
     ///
-    /// - nodes that no output needs are gone, constants are folded, operators that change nothing are gone;
+    /// - nodes that no output needs are gone, constants are folded, operators that change nothing are gone, and slices
+    ///   end within their operand (PyTorch writes "to the end" as a number that a 32-bit device cannot hold);
     /// - a chain of nodes that depends on weights and constants alone belongs to one operand of one consumer and stands
     ///   right before it (each consumer gets its own copy), so that no cut separates them;
     /// - nodes are numbered by position: `origin` of node `i` is `i`.
@@ -97,7 +98,10 @@ fn fold_constants(graph: &Graph) -> Result<Graph, GraphError> {
                     rewrite.set(result, operand);
                 }
             }
-            _ => rewrite.node_with(node, operands)?,
+            _ => match within_operand(&node.op, types.first()) {
+                Some(op) => rewrite.replacement(node, op, &operands)?,
+                None => rewrite.node_with(node, operands)?,
+            },
         }
         if let Some(last) = rewrite.new.nodes.last()
             && let (Op::Full { value, .. }, Some(&result)) = (&last.op, last.results.first())
@@ -109,6 +113,26 @@ fn fold_constants(graph: &Graph) -> Result<Graph, GraphError> {
         rewrite.output(output)?;
     }
     Ok(rewrite.new)
+}
+
+/// A slice that reaches beyond its operand, cut down to it.
+fn within_operand(op: &Op, operand: Option<&Option<TensorType>>) -> Option<Op> {
+    let Op::Slice {
+        dim,
+        start,
+        end,
+        step,
+    } = *op
+    else {
+        return None;
+    };
+    let size = operand?.as_ref()?.dims.get(dim)?.fixed()?;
+    (end > size).then_some(Op::Slice {
+        dim,
+        start,
+        end: size,
+        step,
+    })
 }
 
 /// Gives every use of a derived value its own copy of the chain that computes it, right before the consumer.

@@ -261,6 +261,10 @@ impl Graph {
     ) -> Result<Vec<ValueId>, GraphError> {
         let scope = scope.into();
         let inferred = self.infer_node(self.nodes.len(), &op, operands, &scope)?;
+        // All results or none: a graph that is full stays as it was.
+        if self.values.len().saturating_add(inferred.len()) > MAX_VALUES {
+            return Err(GraphError::TooManyValues);
+        }
         let results = inferred
             .into_iter()
             .map(|ty| self.new_value(ty))

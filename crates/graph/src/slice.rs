@@ -11,7 +11,7 @@
 //! by each of them. Data inputs go to every stage that uses them, weights to every stage that uses them, and what is
 //! derived from weights alone is computed where it is used.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::canonical::derived_values;
 use crate::rewrite::{Rewrite, live_nodes};
@@ -76,7 +76,7 @@ pub enum SliceError {
 /// Cuts a canonical graph into `cuts.len() + 1` stages; stage `k` holds the nodes from `cuts[k - 1]` to `cuts[k]`.
 ///
 /// Two kinds of nodes go to a later stage than their number says: a chain derived from weights alone goes to its
-/// consumer's, and what only the loss's weight needs goes to the loss's.
+/// consumer's, and what only the loss's weight needs goes to the loss's. An input that nothing uses is in no stage.
 ///
 /// # Errors
 /// See [`SliceError`].
@@ -151,7 +151,26 @@ pub fn cut_candidates(graph: &Graph) -> Result<Vec<CutCandidate>, SliceError> {
             obstacle: layout.obstacle(graph, node),
         })
         .collect();
+    // Work is counted before it is done, so that no hostile graph keeps the planner busy for long.
     let mut crossings = 0_usize;
+    for (name, positions) in &layout.buffers {
+        let (Some(&first), Some(&last)) = (positions.first(), positions.last()) else {
+            continue;
+        };
+        crossings = crossings.saturating_add(last.saturating_sub(first));
+        if crossings > MAX_CROSSINGS {
+            return Err(SliceError::TooManyCrossings(MAX_CROSSINGS));
+        }
+        for candidate in candidates.iter_mut().take(last).skip(first) {
+            let error = SliceError::Buffer {
+                name: name.clone(),
+                first,
+                last,
+                cut: candidate.node,
+            };
+            candidate.obstacle = Some(error.to_string());
+        }
+    }
     for (&value, &(from, to)) in &layout.spans {
         crossings = crossings.saturating_add(to.saturating_sub(from));
         if crossings > MAX_CROSSINGS {
@@ -200,6 +219,8 @@ struct Layout {
     buffers: Vec<(String, BTreeSet<usize>)>,
     /// The position of the node that makes each value.
     makers: HashMap<ValueId, usize>,
+    /// The highest position of a live node.
+    last: Option<usize>,
 }
 
 impl Layout {
@@ -213,6 +234,7 @@ impl Layout {
             uses: HashMap::new(),
             buffers: Vec::new(),
             makers: HashMap::new(),
+            last: None,
         };
         let loss_position = loss_position(graph, &weight_only);
         // From the last node back, so that the consumers of a node are placed before it.
@@ -255,19 +277,20 @@ impl Layout {
                 }
             }
         }
+        layout.last = layout.positions.iter().flatten().max().copied();
+        let updates: HashMap<&str, ValueId> = (graph.outputs.iter())
+            .filter(|output| output.kind == OutputKind::BufferUpdate)
+            .map(|output| (output.name.as_str(), output.value))
+            .collect();
         for input in &graph.inputs {
             let uses = users.remove(&input.value).unwrap_or_default();
-            if input.kind == InputKind::Buffer {
-                let updates = (graph.outputs.iter())
-                    .filter(|o| o.kind == OutputKind::BufferUpdate && o.name == input.name);
-                let made: Vec<usize> = updates
-                    .filter_map(|output| layout.makers.get(&output.value).copied())
-                    .collect();
-                // A buffer that is only read may live in several stages.
-                if !made.is_empty() {
-                    let all = uses.iter().copied().chain(made).collect();
-                    layout.buffers.push((input.name.clone(), all));
-                }
+            let update = updates.get(input.name.as_str());
+            // A buffer that is only read may live in several stages.
+            if input.kind == InputKind::Buffer
+                && let Some(&made) = update.and_then(|update| layout.makers.get(update))
+            {
+                let all = uses.iter().copied().chain([made]).collect();
+                layout.buffers.push((input.name.clone(), all));
             }
             layout.uses.insert(input.value, uses);
         }
@@ -292,11 +315,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Why the planner should not cut before this node.
+    /// Why the planner should not cut before this node, buffers aside.
     fn obstacle(&self, graph: &Graph, cut: usize) -> Option<String> {
-        if let Err(error) = self.check_buffers(&[cut]) {
-            return Some(error.to_string());
-        }
         let before = cut.checked_sub(1)?;
         match self.positions.get(before).copied().flatten() {
             Some(position) if position == before => {}
@@ -307,8 +327,7 @@ impl Layout {
                 ));
             }
         }
-        let later = (self.positions.iter().flatten()).any(|&position| position >= cut);
-        (!later).then(|| "nothing would be left for the later stage".to_owned())
+        (self.last < Some(cut)).then(|| "nothing would be left for the later stage".to_owned())
     }
 
     /// The position by which an output is cut; of an input that is returned, its first use.
@@ -379,16 +398,17 @@ fn cut_out(
     let outputs: Vec<_> = (graph.outputs.iter())
         .filter(|output| here(layout.output_position(output.value)))
         .collect();
+    let returned: HashSet<ValueId> = outputs.iter().map(|output| output.value).collect();
+    let updated: HashSet<&str> = (outputs.iter())
+        .filter(|output| output.kind == OutputKind::BufferUpdate)
+        .map(|output| output.name.as_str())
+        .collect();
     for input in &graph.inputs {
         let used = layout.uses.get(&input.value);
         let used = used.is_some_and(|uses| uses.iter().any(|&position| here(position)));
-        let returned = outputs.iter().any(|output| {
-            output.value == input.value
-                || (input.kind == InputKind::Buffer
-                    && output.kind == OutputKind::BufferUpdate
-                    && output.name == input.name)
-        });
-        if used || returned {
+        // A stage that updates a buffer holds it, even if it does not read it.
+        let updates = input.kind == InputKind::Buffer && updated.contains(input.name.as_str());
+        if used || updates || returned.contains(&input.value) {
             rewrite.input(input)?;
         }
     }

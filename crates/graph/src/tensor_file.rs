@@ -76,6 +76,12 @@ impl TensorFile {
                 source,
             }
         };
+        // Asked before opening: opening a pipe would wait for a writer.
+        let kind = std::fs::metadata(path).map_err(io("opening it"))?;
+        if !kind.is_file() {
+            let source = io::Error::other("not a regular file");
+            return Err(io("opening it")(source));
+        }
         let file = File::open(path).map_err(io("opening it"))?;
         let length = file.metadata().map_err(io("opening it"))?.len();
         let mut data = Vec::new();

@@ -152,6 +152,9 @@ fn other_files_are_refused() {
         Bundle::from_file(broken),
         Err(BundleError::Graph(_))
     ));
+    let folder = tempfile::tempdir().unwrap();
+    let error = Bundle::read(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("not a regular file"), "{error}");
     let error = Bundle::read(std::path::Path::new("/nowhere/model.safetensors")).unwrap_err();
     assert!(
         error

@@ -96,6 +96,18 @@ fn constants_fold_and_nothing_else_is_left() {
 }
 
 #[test]
+fn slices_end_within_their_operand() {
+    let text = r#"graph "g" {
+  %0: f32[B,4] = data "input"
+  %1: f32[B,3] = slice.Tensor(%0, dim=1, start=1, end=9223372036854775807, step=1)
+  return result "output" %1
+}
+"#;
+    let canonical = parse(text).canonicalize().unwrap().to_string();
+    assert_eq!(canonical, text.replace("9223372036854775807", "4"));
+}
+
+#[test]
 fn each_use_of_a_derived_value_gets_its_own_chain() {
     let graph = parse(
         r#"graph "tied" {

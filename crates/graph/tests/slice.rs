@@ -288,3 +288,28 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_graph_of_many_long_values_is_refused_rather_than_planned_for_ever() {
+    // 3,000 values that all live to the end: 4.5 million crossings.
+    let mut text = String::from("graph \"g\" {\n  %0: f32[B] = data \"x\"\n");
+    let count = 3000;
+    for node in 1..=count {
+        text.push_str(&format!("  %{node}: f32[B] = exp(%0)\n"));
+    }
+    let operands = |from: usize| {
+        (from..from + 3000)
+            .map(|v| format!("%{v}"))
+            .collect::<Vec<_>>()
+    };
+    text.push_str(&format!(
+        "  %{}: f32[3000B] = cat({}, dim=0)\n  return result \"y\" %{}\n}}\n",
+        count + 1,
+        operands(1).join(", "),
+        count + 1
+    ));
+    assert!(matches!(
+        cut_candidates(&text.parse().unwrap()),
+        Err(SliceError::TooManyCrossings(_))
+    ));
+}

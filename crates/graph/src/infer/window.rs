@@ -304,19 +304,21 @@ fn window_output(
         .checked_mul(2)
         .and_then(|both| both.checked_add(size))
         .ok_or_else(|| out_of_range("padding"))?;
-    let travel = padded.checked_sub(effective).ok_or_else(|| {
+    // In ceil mode the last window may hang over the end by less than a stride, also when it is the only one.
+    let overhang = if ceil_mode { stride - 1 } else { 0 };
+    let reach = padded
+        .checked_add(overhang)
+        .ok_or_else(|| out_of_range("stride"))?;
+    let travel = reach.checked_sub(effective).ok_or_else(|| {
         WindowError::Input(format!(
             "at least the window's {effective} elements in padded dimension {}, not {padded}",
             axis + 2
         ))
     })?;
-    if !ceil_mode {
-        return Ok(travel / stride + 1);
-    }
-    let output = travel.div_ceil(stride).saturating_add(1);
+    let last = travel / stride;
     // The last window must start inside the input or its left padding.
-    if (output - 1).saturating_mul(stride) >= size.saturating_add(padding) {
-        return Ok(output - 1);
+    if ceil_mode && last.saturating_mul(stride) >= size.saturating_add(padding) {
+        return Ok(last);
     }
-    Ok(output)
+    last.checked_add(1).ok_or_else(|| out_of_range("padding"))
 }

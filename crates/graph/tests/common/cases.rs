@@ -182,6 +182,13 @@ pub(crate) const CASES: &[Case] = &[
         "kernel_size=[2,2], stride=[2,2], padding=[1,1], dilation=[1,1], ceil_mode=true",
         "f32[B,1,3,3] i64[B,1,3,3]",
     ),
+    // A window larger than the input, hanging over by less than a stride.
+    case(
+        "max_pool2d_with_indices",
+        "f32[B,1,2,2]",
+        "kernel_size=[3,3], stride=[2,2], padding=[0,0], dilation=[1,1], ceil_mode=true",
+        "f32[B,1,1,1] i64[B,1,1,1]",
+    ),
     case(
         "avg_pool2d",
         "f32[B,8,7,7]",
