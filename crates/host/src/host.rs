@@ -38,6 +38,8 @@ pub struct DeviceInfo {
     pub hello: DeviceHello,
     /// Its link, measured.
     pub link: LinkMeasure,
+    /// Whether it is in this process, at the other end of a [`Connection::Link`].
+    pub in_process: bool,
 }
 
 /// All devices, and the thread that talks to them. Dropping it takes leave of them.
@@ -112,6 +114,10 @@ impl Host {
                 device: device.clone(),
             });
         }
+        let in_process: Vec<bool> = devices
+            .iter()
+            .map(|device| matches!(device.connection, Connection::Link(_)))
+            .collect();
         let connections = devices
             .into_iter()
             .map(|device| device.connection)
@@ -145,6 +151,7 @@ impl Host {
                 name,
                 hello,
                 link,
+                in_process: in_process.get(index).copied().unwrap_or(false),
             });
         }
         Ok(Host {

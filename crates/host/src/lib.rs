@@ -5,18 +5,22 @@
 //! memory link.
 
 mod assign;
+pub mod checkpoint;
 mod clip;
 pub mod core;
 mod driver;
 mod error;
 mod host;
+mod optimizer_text;
 mod options;
 mod placement;
+mod profile;
 mod report;
 mod run;
 pub mod split;
 mod trace;
 
+pub use checkpoint::{Checkpoint, CheckpointError};
 pub use core::{DeviceId, LinkMeasure};
 pub use error::RunError;
 pub use host::{Connection, DeviceInfo, DeviceSpec, Host};

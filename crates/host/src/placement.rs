@@ -1,5 +1,6 @@
 //! Where stages run, and in which order.
 
+use outboard_plan::Plan;
 use outboard_schedule::{CostModel, Limits, Schedule, ScheduleKind, generate};
 
 use crate::RunError;
@@ -18,6 +19,16 @@ pub struct Placement {
 }
 
 impl Placement {
+    /// The placement of a plan; `kind` is the kind of schedule that was asked for.
+    pub fn of_plan(plan: &Plan, kind: ScheduleKind) -> Placement {
+        Placement {
+            cuts: plan.cuts.clone(),
+            devices: plan.devices.clone(),
+            schedule: plan.schedule.clone(),
+            kind,
+        }
+    }
+
     /// A placement by hand: these cuts, stage `k` on device `device_of_stage[k]`, without any measurement.
     ///
     /// # Errors

@@ -33,7 +33,10 @@ pub struct Run {
     submitted: usize,
     finished: VecDeque<StepReport>,
     planned_bytes: Vec<(String, u64)>,
+    /// What ended the run, for every later call.
     over: Option<RunError>,
+    /// Whether the coordinator knows of no run any more.
+    ended: bool,
 }
 
 impl Run {
@@ -58,6 +61,7 @@ impl Run {
             finished: VecDeque::new(),
             planned_bytes: Vec::new(),
             over: None,
+            ended: false,
             names,
         };
         this.claim.0.send(Command::Start(Box::new(spec)))?;
@@ -187,34 +191,41 @@ impl Run {
         }
         let mut batches = batches.into_iter().fuse();
         let mut expected: VecDeque<(u64, Vec<usize>)> = VecDeque::new();
+        let mut refused = None;
         let mut index = 0;
         loop {
-            while expected.len() < in_flight.max(1)
+            while refused.is_none()
+                && expected.len() < in_flight.max(1)
                 && let Some(batch) = batches.next()
             {
-                let number = self.next_evaluation;
-                let spec = self.step_spec(number, StepMode::Evaluate, &batch, 0.0)?;
-                self.next_evaluation += 1;
-                expected.push_back((
-                    number,
-                    spec.sizes.iter().map(|size| *size as usize).collect(),
-                ));
-                self.send(Command::Step(Box::new(spec)))?;
+                match self.submit_evaluation(&batch) {
+                    Ok(submitted) => expected.push_back(submitted),
+                    // What is under way is still taken, so that the run can go on.
+                    Err(error) => refused = Some(error),
+                }
             }
             let Some((number, sizes)) = expected.pop_front() else {
-                return Ok(());
+                return refused.map_or(Ok(()), Err);
             };
             let results = loop {
-                if let Report::Evaluated { step, results } = self.receive()? {
-                    if step != number {
-                        return Err(self.end(RunError::Stopped));
-                    }
-                    break results;
+                match self.receive()? {
+                    Report::Evaluated { step, results } if step == number => break results,
+                    _ => {}
                 }
             };
             each(index, self.joined(&sizes, results)?);
             index += 1;
         }
+    }
+
+    /// Submits an evaluation; gives its number and the sizes of its micro-batches.
+    fn submit_evaluation(&mut self, batch: &Batch) -> Result<(u64, Vec<usize>), RunError> {
+        let number = self.next_evaluation;
+        let spec = self.step_spec(number, StepMode::Evaluate, batch, 0.0)?;
+        let sizes = spec.sizes.iter().map(|size| *size as usize).collect();
+        self.send(Command::Step(Box::new(spec)))?;
+        self.next_evaluation += 1;
+        Ok((number, sizes))
     }
 
     /// Every parameter, frozen weight and buffer by name, from the devices. Waits for all submitted steps first.
@@ -252,7 +263,7 @@ impl Run {
         self.send(Command::Drop)?;
         loop {
             if self.receive()? == Report::Dropped {
-                self.over = Some(RunError::Stopped);
+                self.ended = true;
                 return Ok(());
             }
         }
@@ -286,7 +297,10 @@ impl Run {
     }
 
     fn receive(&mut self) -> Result<Report, RunError> {
-        self.claim.0.receive().map_err(|error| self.end(error))
+        self.claim.0.receive().map_err(|error| {
+            self.ended = true;
+            self.end(error)
+        })
     }
 
     fn next_report(&mut self) -> Result<StepReport, RunError> {
@@ -396,7 +410,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        if self.over.is_none() && self.send(Command::Drop).is_ok() {
+        if !self.ended && self.send(Command::Drop).is_ok() {
             // The core bounds this wait; an error means that the run is over as well.
             while !matches!(self.receive(), Ok(Report::Dropped) | Err(_)) {}
         }
