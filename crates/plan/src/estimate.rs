@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use outboard_graph::{CutCandidate, Graph, InputKind, OutputKind};
 
-use crate::model::{SizedStage, Times, add_sums, stage_of, wire_bytes};
+use crate::model::{SizedStage, Times, add_overhead, stage_of, wire_bytes};
 use crate::workload::StageNumbers;
 use crate::{Device, SearchOptions};
 
@@ -176,8 +176,8 @@ impl Estimate {
         let sent = crossing(nodes.end).0;
         let mut numbers = StageNumbers {
             seconds: match nodes.start {
-                0 => [action + forward, action, action + backward + weight],
-                _ => [action + forward, action + backward, action + weight],
+                0 => [forward, 0.0, backward + weight],
+                _ => [forward, backward, weight],
             },
             input_bytes,
             activation_bytes: sent,
@@ -193,10 +193,11 @@ impl Estimate {
                 .into_iter()
                 .fold(0, u64::saturating_add),
             parameters,
-            optimizer_seconds: 0.0,
+            ..StageNumbers::default()
         };
-        add_sums(
+        add_overhead(
             &mut numbers,
+            action,
             times.sum_seconds.get(device).copied().unwrap_or(0.0),
             options,
         );

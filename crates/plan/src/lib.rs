@@ -6,6 +6,7 @@
 //!
 //! 1. [`micro_batch_sizes`] and [`signatures`] say what each device must measure; [`ProfileCache`] remembers it.
 //! 2. [`search`] finds the [`Plan`]; [`LeftOut`] says in numbers why a device has no part in it.
+//! 3. [`Plan::programs`] are measured whole, as they will run, and [`Plan::refine`] makes the prediction truer.
 
 mod cache;
 mod candidate;
@@ -16,6 +17,7 @@ mod model;
 mod orders;
 mod plan;
 mod profile;
+mod refine;
 mod search;
 mod signature;
 mod workload;
@@ -24,5 +26,6 @@ pub use cache::{CacheError, Cached, ProfileCache};
 pub use error::PlanError;
 pub use plan::{Alternative, LeftOut, Plan, PlannedStage, StageMemory};
 pub use profile::{Device, DeviceKey, DeviceProfile, LinkProfile, OpSignature};
+pub use refine::StageProgramTexts;
 pub use search::{MAX_DEVICES, MicroBatches, SearchOptions, UseDevices, micro_batch_sizes, search};
 pub use signature::signatures;

@@ -215,10 +215,11 @@ impl SizedStage {
         let mut numbers = self.numbers;
         for (seconds, program) in numbers.seconds.iter_mut().zip(&self.programs) {
             let signatures: Vec<usize> = program.iter().map(|(signature, _)| *signature).collect();
-            *seconds = action + times.sum(device, &signatures)?;
+            *seconds = times.sum(device, &signatures)?;
         }
-        add_sums(
+        add_overhead(
             &mut numbers,
+            action,
             times.sum_seconds.get(device).copied().unwrap_or(0.0),
             options,
         );
@@ -226,10 +227,19 @@ impl SizedStage {
     }
 }
 
-/// Adds what is no node: `W`'s gradients are summed over micro-batches; at the step a gradient's norm is taken and the
-/// optimizer passes over the parameter and each tensor of its state.
-pub(crate) fn add_sums(numbers: &mut StageNumbers, sum_seconds: f64, options: &SearchOptions) {
-    numbers.seconds[2] += numbers.gradient_bytes as f64 / 4.0 * sum_seconds;
+/// Adds what is no node: handling an action; `W`'s gradients, which are summed over micro-batches; and at the step a pass
+/// over each gradient for its norm, one over the parameter and one over each tensor of the optimizer's state.
+pub(crate) fn add_overhead(
+    numbers: &mut StageNumbers,
+    action_seconds: f64,
+    sum_seconds: f64,
+    options: &SearchOptions,
+) {
+    let sums = numbers.gradient_bytes as f64 / 4.0 * sum_seconds;
+    numbers.overhead_seconds = [action_seconds, action_seconds, action_seconds + sums];
+    for (seconds, overhead) in numbers.seconds.iter_mut().zip(numbers.overhead_seconds) {
+        *seconds += overhead;
+    }
     let passes = 2 + options.optimizer_state_tensors;
     numbers.optimizer_seconds = numbers.parameters as f64 * passes as f64 * sum_seconds;
 }

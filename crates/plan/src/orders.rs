@@ -1,7 +1,7 @@
 //! Which devices, in which order: all of them for a few devices, a beam beyond.
 
 /// Up to this many devices every subset and order is tried.
-const EXHAUSTIVE: usize = 5;
+pub(crate) const EXHAUSTIVE: usize = 5;
 /// Orders that live on from one number of devices to the next when there are more.
 const BEAM: usize = 10;
 

@@ -28,6 +28,8 @@ const EXACT: usize = 10;
 const MOST_EXACT: usize = 200;
 /// Simulations spent on moving cuts of one candidate.
 const MOVES: usize = 80;
+/// Candidates this much slower than the best one so far are not worth moving cuts for.
+const WORTH_MOVING: f64 = 1.25;
 /// Times that the best plan's surroundings are looked at.
 const ROUNDS: usize = 4;
 /// Micro-batch counts that `auto` tries.
@@ -223,6 +225,7 @@ pub(crate) fn search_workload(
         options,
         exhaustive_cuts,
         pool: Vec::new(),
+        shortest: f64::INFINITY,
         reasons: Vec::new(),
         exact: BTreeMap::new(),
     };
@@ -309,6 +312,8 @@ struct Search<'a> {
     exhaustive_cuts: usize,
     /// Candidates with the seconds of their steps, on estimates.
     pool: Vec<(f64, Candidate)>,
+    /// The shortest step in the pool.
+    shortest: f64,
     /// Why orders have no candidate.
     reasons: Vec<(Vec<usize>, String)>,
     /// Everything evaluated exactly.
@@ -352,6 +357,11 @@ impl Search<'_> {
         };
         let longest = devices.len().min(most_stages);
         orders::explore(devices.len(), longest, &same, &mut |order| {
+            // Where all orders are tried, those that may not be chosen need no score either.
+            let all = self.options.use_devices == UseDevices::All;
+            if all && order.len() < devices.len() && devices.len() <= orders::EXHAUSTIVE {
+                return None;
+            }
             let mut best: Option<f64> = None;
             for count in counts {
                 for stages in self.stage_counts(order.len(), workload) {
@@ -457,13 +467,16 @@ impl Search<'_> {
                 .into_iter()
                 .filter_map(|cuts| Some((simulate(cuts.clone())?, cuts)))
                 .min_by(|a, b| a.0.total_cmp(&b.0));
-            if let Some((seconds, cuts)) = best {
+            if let Some((seconds, cuts)) = best
+                && seconds <= self.shortest * WORTH_MOVING
+            {
                 climb(points, cuts, seconds, &mut simulate);
             }
         }
         found.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
         found.truncate(KEPT);
         let best = found.first().map(|(seconds, _)| *seconds);
+        self.shortest = best.map_or(self.shortest, |seconds| seconds.min(self.shortest));
         if best.is_none() {
             let reason =
                 reason.unwrap_or_else(|| format!("it cannot be cut into {stages} stages that fit"));
@@ -634,6 +647,9 @@ impl Search<'_> {
                     parameters: numbers.first().map_or(0, |numbers| numbers.parameters),
                     memory: *memory,
                     seconds: numbers.first().map_or([0.0; 3], |numbers| numbers.seconds),
+                    overhead_seconds: numbers
+                        .first()
+                        .map_or([0.0; 3], |numbers| numbers.overhead_seconds),
                     in_flight: evaluated
                         .timeline
                         .peak_in_flight

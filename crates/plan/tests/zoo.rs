@@ -1,26 +1,42 @@
 //! Plans of real models on synthetic profiles.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking"
+)]
+
 use std::collections::BTreeSet;
 
 use outboard_graph::{Graph, zoo};
 use outboard_plan::{
-    Device, DeviceKey, DeviceProfile, LinkProfile, MicroBatches, OpSignature, Plan, PlanError, SearchOptions,
-    UseDevices, micro_batch_sizes, search, signatures,
+    Device, DeviceKey, DeviceProfile, LinkProfile, MicroBatches, OpSignature, Plan, PlanError,
+    SearchOptions, UseDevices, micro_batch_sizes, search, signatures,
 };
-use outboard_schedule::ScheduleKind;
 
 fn model(name: &str) -> Graph {
-    let options = zoo::ZooOptions { image_size: 32, classes: 10, ..zoo::ZooOptions::default() };
+    let options = zoo::ZooOptions {
+        image_size: 32,
+        classes: 10,
+        ..zoo::ZooOptions::default()
+    };
     zoo::build(name, &options).unwrap()
 }
 
 /// A device that takes a microsecond for every program, and a nanosecond more for every byte of its text: arbitrary, but
 /// different for different work and the same each time.
 fn device(name: &str, slowness: f64, wanted: &BTreeSet<OpSignature>, link: Option<f64>) -> Device {
-    let key = DeviceKey { device_id: name.into(), build: "1".into(), engine: "cpu".into(), threads: 1 };
+    let key = DeviceKey {
+        device_id: name.into(),
+        build: "1".into(),
+        engine: "cpu".into(),
+        threads: 1,
+    };
     let mut profile = DeviceProfile::new(key, 8 << 30);
     for signature in wanted {
-        let heavy = ["convolution", "addmm", "mm", "bmm"].iter().any(|op| signature.0.contains(op));
+        let heavy = ["convolution", "addmm", "mm", "bmm"]
+            .iter()
+            .any(|op| signature.0.contains(op));
         let seconds = if heavy { 1e-3 } else { 1e-4 } + 1e-9 * signature.0.len() as f64;
         profile.record(signature.clone(), Some(seconds * slowness));
     }
@@ -30,7 +46,11 @@ fn device(name: &str, slowness: f64, wanted: &BTreeSet<OpSignature>, link: Optio
         latency_seconds: 1e-4,
         device_seconds_per_byte: 1e-10,
     });
-    Device { name: name.into(), profile, link }
+    Device {
+        name: name.into(),
+        profile,
+        link,
+    }
 }
 
 fn devices(graph: &Graph, options: &SearchOptions) -> Vec<Device> {
@@ -51,7 +71,10 @@ fn plan(graph: &Graph, devices: &[Device], options: &SearchOptions) -> Plan {
 fn every_model_of_the_zoo() {
     for name in zoo::NAMES {
         let graph = model(name);
-        let options = SearchOptions { use_devices: UseDevices::All, ..SearchOptions::new(30) };
+        let options = SearchOptions {
+            use_devices: UseDevices::All,
+            ..SearchOptions::new(30)
+        };
         let devices = devices(&graph, &options);
         let plan = plan(&graph, &devices, &options);
         assert_eq!(plan.stages.len(), 3, "{name}");
@@ -70,4 +93,192 @@ fn every_model_of_the_zoo() {
             .sum();
         assert_eq!(parameters, whole, "{name}");
     }
+}
+
+/// The planner's quick numbers lead it to plans that its exact numbers confirm: moving a cut by hand does not help.
+#[test]
+fn no_neighbouring_cut_is_better() {
+    let graph = model("resnet18");
+    let options = SearchOptions {
+        use_devices: UseDevices::All,
+        ..SearchOptions::new(32)
+    };
+    let devices = devices(&graph, &options);
+    let best = plan(&graph, &devices, &options);
+    let mut compared = 0;
+    for at in 0..best.cuts.len() {
+        for shift in [-3i64, -2, -1, 1, 2, 3] {
+            let mut cuts = best.cuts.clone();
+            cuts[at] = (cuts[at] as i64 + shift) as usize;
+            let fixed = SearchOptions {
+                cuts: Some(cuts),
+                ..options.clone()
+            };
+            if let Ok(other) = search(&graph, &devices, &fixed) {
+                compared += 1;
+                let (other, best) = (other.predicted_step_seconds, best.predicted_step_seconds);
+                assert!(other >= best * (1.0 - 1e-9), "{other} {best}");
+            }
+        }
+    }
+    assert!(compared >= 2, "{compared}");
+}
+
+/// On one device the prediction is the plain sum of all measured programs, micro-batch by micro-batch.
+#[test]
+fn one_device_is_a_sum() {
+    let graph = model("mlp");
+    let options = SearchOptions {
+        optimizer_state_tensors: 0,
+        ..SearchOptions::new(32)
+    };
+    let host = devices(&graph, &options).remove(0);
+    let whole =
+        outboard_graph::stage_programs(&outboard_graph::Stage::whole(graph.clone())).unwrap();
+    let nodes = |program: &Graph| {
+        let concrete = program.instantiate(8).unwrap();
+        (0..concrete.nodes.len())
+            .map(|node| {
+                let mut single = concrete.single_node(node).unwrap();
+                if let outboard_graph::Op::Dropout { key, .. } = &mut single.nodes[0].op {
+                    *key = 0;
+                }
+                host.profile.seconds[&OpSignature(single.to_string())]
+            })
+            .sum::<f64>()
+    };
+    let of_programs = nodes(&whole.forward) + nodes(&whole.backward) + nodes(&whole.weight);
+    let plan = plan(&graph, std::slice::from_ref(&host), &options);
+    let probe = host
+        .profile
+        .seconds
+        .iter()
+        .find(|(signature, _)| signature.0.starts_with("graph \"probe\""))
+        .unwrap()
+        .1;
+    let parameters = plan.stages[0].parameters as f64 / f64::from(1 << 20);
+    // Gradient sums of four micro-batches; the norm and the optimizer once.
+    let sums = parameters * probe * (4.0 + 2.0);
+    let expected = 4.0 * of_programs + sums;
+    assert!(
+        (plan.predicted_step_seconds - expected).abs() < expected * 1e-9,
+        "{} {expected}",
+        plan.predicted_step_seconds
+    );
+}
+
+#[test]
+fn what_is_not_measured_or_cannot_run() {
+    let graph = model("mlp");
+    let options = SearchOptions::new(32);
+    let mut devices = devices(&graph, &options);
+    let relu = devices[1]
+        .profile
+        .seconds
+        .keys()
+        .find(|signature| signature.0.contains("= relu("))
+        .unwrap()
+        .clone();
+    devices[1].profile.seconds.remove(&relu);
+    let error = search(&graph, &devices, &options).unwrap_err();
+    assert!(
+        matches!(&error, PlanError::NotMeasured { missing: 1, signature, .. } if *signature == relu.0),
+        "{error}"
+    );
+    devices[1].profile.record(relu, None);
+    let plan = plan(&graph, &devices, &options);
+    let laptop = plan
+        .left_out
+        .iter()
+        .find(|left_out| left_out.name == "laptop");
+    if let Some(laptop) = laptop {
+        assert!(
+            laptop.step_with.is_some() || laptop.to_string().contains("cannot run"),
+            "{laptop}"
+        );
+    }
+    for device in &mut devices {
+        let all: Vec<OpSignature> = device.profile.seconds.keys().cloned().collect();
+        device.profile.seconds.clear();
+        for signature in all {
+            device.profile.record(signature, None);
+        }
+    }
+    let error = search(&graph, &devices, &options).unwrap_err();
+    assert!(
+        matches!(&error, PlanError::Impossible { .. }) && error.to_string().contains("cannot run"),
+        "{error}"
+    );
+    let mut endless = devices.clone();
+    endless[1].link = endless[1].link.map(|link| LinkProfile {
+        up_bytes_per_second: 0.0,
+        ..link
+    });
+    assert!(matches!(
+        search(&graph, &endless, &options),
+        Err(PlanError::Number { .. })
+    ));
+}
+
+/// Four devices, automatic micro-batches, batch normalisation's least size: the widest search a person is likely to ask for.
+#[test]
+fn a_wide_search() {
+    let graph = model("resnet34");
+    let options = SearchOptions {
+        micro_batches: MicroBatches::Auto,
+        ..SearchOptions::new(16)
+    };
+    let mut devices = devices(&graph, &options);
+    let wanted = devices[0].profile.seconds.keys().cloned().collect();
+    devices.push(device("tablet", 1.2, &wanted, Some(3e8)));
+    let plan = plan(&graph, &devices, &options);
+    assert!(plan.devices.len() >= 2);
+    assert_eq!(plan.micro_batch_sizes.iter().sum::<usize>(), 16);
+    assert_eq!(plan.devices.len() + plan.left_out.len(), 4);
+    assert!(plan.left_out.iter().all(|left_out| {
+        left_out
+            .step_with
+            .is_none_or(|with| with >= left_out.step_without)
+    }));
+}
+
+/// Whole programs that take twice the sum of their operators double the compute, and nothing else.
+#[test]
+fn measured_programs_refine_the_prediction() {
+    let graph = model("mlp");
+    let options = SearchOptions {
+        use_devices: UseDevices::All,
+        ..SearchOptions::new(30)
+    };
+    let devices = devices(&graph, &options);
+    let before = plan(&graph, &devices[..2], &options);
+    let texts = before.programs(&graph).unwrap();
+    // Two stages, micro-batches of 8 and of 7.
+    assert_eq!(
+        texts
+            .iter()
+            .map(|text| (text.stage, text.size))
+            .collect::<Vec<_>>(),
+        [(0, 8), (0, 7), (1, 8), (1, 7)]
+    );
+    let mut same = before.clone();
+    same.refine(&[[None; 3]; 4]).unwrap();
+    assert_eq!(same.timeline, before.timeline);
+    let twice: Vec<[Option<f64>; 3]> = (texts.iter())
+        .map(|text| {
+            let stage = &before.stages[text.stage];
+            let class = usize::from(text.size == 7);
+            let seconds = before.cost_model.stages[text.stage].classes[class].seconds;
+            [0, 1, 2].map(|kind| Some(2.0 * (seconds[kind] - stage.overhead_seconds[kind])))
+        })
+        .collect();
+    let mut after = before.clone();
+    after.refine(&twice).unwrap();
+    let ratio = after.predicted_step_seconds / before.predicted_step_seconds;
+    assert!((1.5..2.0).contains(&ratio), "{ratio}");
+    let mut absurd = before.clone();
+    absurd
+        .refine(&[[Some(f64::NAN), Some(-1.0), Some(f64::INFINITY)]; 9])
+        .unwrap();
+    assert_eq!(absurd.timeline, before.timeline);
 }
