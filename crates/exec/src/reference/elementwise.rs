@@ -13,6 +13,15 @@ pub(super) fn unary(call: &Call<'_>, f: impl Fn(f64) -> f64) -> Result<Vec<Array
     Ok(vec![Array::floats(call.result(0)?, values)])
 }
 
+/// `x + scalar`; integers stay integers (inference has seen that the scalar is whole).
+pub(super) fn add_scalar(call: &Call<'_>, scalar: f64) -> Result<Vec<Array>, Fault> {
+    if call.result(0)?.dtype != DType::I64 {
+        return unary(call, |x| x + scalar);
+    }
+    let values = call.ints(0)?.iter().map(|x| x.wrapping_add(scalar as i64));
+    Ok(vec![Array::ints(call.result(0)?, values.collect())])
+}
+
 /// Applies `f` to each pair of elements; sizes of 1 and missing leading dimensions repeat.
 pub(super) fn binary(call: &Call<'_>, f: impl Fn(f64, f64) -> f64) -> Result<Vec<Array>, Fault> {
     let shape = call.result(0)?;

@@ -147,7 +147,7 @@ pub(super) fn evaluate(op: &Op, call: &Call<'_>) -> Result<Vec<Array>, Fault> {
         Op::Sqrt {} => unary(call, f64::sqrt),
         Op::Rsqrt {} => unary(call, |x| 1.0 / x.sqrt()),
         Op::Neg {} => unary(call, |x| -x),
-        Op::AddScalar { scalar } => unary(call, |x| x + scalar),
+        Op::AddScalar { scalar } => elementwise::add_scalar(call, *scalar),
         Op::MulScalar { scalar } => unary(call, |x| x * scalar),
         Op::PowScalar { exponent } => unary(call, |x| x.powf(*exponent)),
         Op::Add { alpha } => binary(call, |a, b| a + alpha * b),
