@@ -5,8 +5,12 @@ mod common;
 
 use common::generated::{check_stages, graph_from_script, script};
 use outboard_graph::zoo::{self, ZooOptions};
-use outboard_graph::{CutCandidate, Graph, SliceError, cut_candidates, slice};
+use outboard_graph::{
+    CutCandidate, Graph, InputKind, OutputKind, SliceError, Stage, cut_candidates, slice,
+    stage_programs,
+};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 /// A skip over two cuts (`%3`), a weight used in two stages (`w`), data used late (`target`).
 const SKIP: &str = r#"graph "skip" {
@@ -312,4 +316,69 @@ fn a_graph_of_many_long_values_is_refused_rather_than_planned_for_ever() {
         cut_candidates(&text.parse().unwrap()),
         Err(SliceError::TooManyCrossings(_))
     ));
+}
+
+proptest! {
+    #![proptest_config(common::config(300))]
+
+    /// Each stage sends back exactly the cotangents that the stage before it waits for.
+    #[test]
+    fn cotangents_match_across_every_cut(
+        script in script(),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 1..4),
+    ) {
+        let graph = graph_from_script(&script).canonicalize().unwrap();
+        let legal: Vec<usize> = (cut_candidates(&graph).unwrap().iter())
+            .filter(|candidate| candidate.is_legal())
+            .map(|candidate| candidate.node)
+            .collect();
+        prop_assume!(!legal.is_empty());
+        let cuts: std::collections::BTreeSet<usize> = cuts.iter().map(|cut| *cut.get(&legal)).collect();
+        let cuts: Vec<usize> = cuts.into_iter().collect();
+        let whole = stage_programs(&Stage::whole(graph.clone()));
+        let mut sent_back: Option<BTreeSet<String>> = None;
+        let mut gradients = BTreeSet::new();
+        for stage in slice(&graph, &cuts).unwrap().iter().rev() {
+            let programs = match (stage_programs(stage), &whole) {
+                (Ok(programs), Ok(_)) => programs,
+                // What has no gradient has none in pieces either.
+                (Err(_), Err(_)) => return Ok(()),
+                (Ok(_), Err(_)) => continue,
+                (Err(error), Ok(_)) => panic!("{error}"),
+            };
+            for program in [&programs.forward, &programs.backward, &programs.weight] {
+                program.verify().unwrap();
+                for output in &program.outputs {
+                    if output.kind == OutputKind::ParameterGradient {
+                        prop_assert!(gradients.insert(output.name.clone()), "{} twice", output.name);
+                    }
+                }
+            }
+            let waited: BTreeSet<String> = [&programs.backward, &programs.weight].iter()
+                .flat_map(|program| &program.inputs)
+                .filter(|input| input.kind == InputKind::Cotangent && input.name != "loss")
+                .map(|input| input.name.clone())
+                .collect();
+            if let Some(sent_back) = sent_back {
+                prop_assert!(waited.is_subset(&sent_back), "{waited:?} of {sent_back:?}");
+                let promised: BTreeSet<String> = (stage.graph.outputs.iter())
+                    .filter(|o| o.kind == OutputKind::Activation && stage.differentiable.contains(&o.name))
+                    .map(|o| o.name.clone())
+                    .collect();
+                prop_assert_eq!(sent_back, promised);
+            }
+            sent_back = Some((programs.backward.outputs.iter())
+                .filter(|output| output.kind == OutputKind::Cotangent)
+                .map(|output| output.name.clone())
+                .collect());
+        }
+        if let Ok(whole) = whole {
+            let all: BTreeSet<String> = [&whole.backward, &whole.weight].iter()
+                .flat_map(|program| &program.outputs)
+                .filter(|output| output.kind == OutputKind::ParameterGradient)
+                .map(|output| output.name.clone())
+                .collect();
+            prop_assert_eq!(gradients, all);
+        }
+    }
 }
