@@ -1,5 +1,7 @@
 //! One suite for all kinds of links: whatever a session may count on must hold on each.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
+
 use std::future::Future;
 use std::io;
 use std::time::Duration;

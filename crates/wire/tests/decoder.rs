@@ -2,6 +2,8 @@
 //!
 //! `OUTBOARD_FUZZ_ROUNDS=1000000 cargo test -p outboard-wire --release noise` looks for longer than the suite does.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use bytes::{Buf, Bytes, BytesMut};
 use outboard_graph::DType;
 use outboard_schedule::{Action, Kind};

@@ -1,5 +1,7 @@
 //! Any message that may be sent comes back as it was.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use bytes::Bytes;
 use outboard_graph::DType;
 use outboard_schedule::{Action, Kind};
