@@ -111,7 +111,7 @@ pub(crate) fn evaluate(
     let memory = (0..stages)
         .map(|stage| {
             let in_flight = timeline.peak_in_flight.get(stage).copied().unwrap_or(0);
-            stage_memory(numbers, stage, candidate.micro_batches, in_flight.into())
+            stage_memory(candidate, numbers, stage, in_flight.into())
         })
         .collect();
     Ok(Evaluated {
@@ -208,11 +208,19 @@ fn link_cost(link: &LinkProfile) -> LinkCost {
     }
 }
 
-/// What a stage takes with this many micro-batches in flight. The largest micro-batch counts for all.
+/// Windows of samples and of bulk data that a worker grants before it knows its run, and the heads of frames.
+pub(crate) const BASE_WINDOW_BYTES: u64 = 9 << 20;
+/// A worker lets this much wait to be sent before it stops computing.
+const BACKLOG_BYTES: u64 = 16 << 20;
+/// Steps whose samples may have arrived: the one that runs and the next one.
+const STEPS_OF_SAMPLES: u64 = 2;
+
+/// What a stage takes with this many micro-batches in flight, as the worker counts it. The largest micro-batch counts for
+/// all; what a device needs once stands with its first stage.
 fn stage_memory(
+    candidate: &Candidate,
     numbers: &[Vec<StageNumbers>],
     stage: usize,
-    micro_batches: u16,
     in_flight: u64,
 ) -> StageMemory {
     let of = |stage: Option<usize>| {
@@ -222,10 +230,18 @@ fn stage_memory(
             .unwrap_or_default()
     };
     let own = of(Some(stage));
+    let micro_batches = u64::from(candidate.micro_batches);
     // All that neighbours send in a step may have arrived before any of it is used.
     let received = of(stage.checked_sub(1))
         .activation_bytes
         .saturating_add(of(stage.checked_add(1)).cotangent_bytes);
+    let samples = own.input_bytes.saturating_mul(STEPS_OF_SAMPLES);
+    let base = if stage < candidate.devices.len() {
+        BASE_WINDOW_BYTES
+    } else {
+        0
+    };
+    let departing = own.activation_bytes.max(own.cotangent_bytes);
     StageMemory {
         weights: own.weight_bytes,
         gradients: own.gradient_bytes,
@@ -233,8 +249,11 @@ fn stage_memory(
         saved: own.saved_bytes.saturating_mul(in_flight),
         program: own.program_bytes,
         windows: received
-            .saturating_add(own.input_bytes)
-            .saturating_mul(micro_batches.into()),
+            .saturating_add(samples)
+            .saturating_mul(micro_batches)
+            .saturating_add(base),
+        sending: departing
+            .saturating_add(BACKLOG_BYTES.min(departing.saturating_mul(micro_batches))),
     }
 }
 
@@ -251,7 +270,7 @@ fn memory_limits(
             continue;
         };
         let own = || (position..numbers.len()).step_by(candidate.devices.len().max(1));
-        let memory = || own().map(|stage| stage_memory(numbers, stage, candidate.micro_batches, 0));
+        let memory = || own().map(|stage| stage_memory(candidate, numbers, stage, 0));
         let program = memory().map(|memory| memory.program).max().unwrap_or(0);
         let fixed = memory()
             .map(|memory| memory.resident())

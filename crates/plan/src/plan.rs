@@ -68,6 +68,8 @@ pub struct StageMemory {
     pub program: u64,
     /// What may wait to be used after it has arrived.
     pub windows: u64,
+    /// What may wait to be sent.
+    pub sending: u64,
 }
 
 impl StageMemory {
@@ -79,6 +81,7 @@ impl StageMemory {
             self.optimizer,
             self.saved,
             self.windows,
+            self.sending,
         ]
         .into_iter()
         .fold(0, u64::saturating_add)

@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use outboard_graph::Graph;
 use outboard_schedule::{MAX_MICRO_BATCHES, ScheduleKind};
 
-use crate::candidate::{Candidate, Evaluated, Setting, evaluate, size_classes, split_batch};
+use crate::candidate::{
+    BASE_WINDOW_BYTES, Candidate, Evaluated, Setting, evaluate, size_classes, split_batch,
+};
 use crate::error::join;
 use crate::model::Model;
 use crate::plan::{Alternative, LeftOut, Plan, PlannedStage};
@@ -28,6 +30,8 @@ const EXACT: usize = 10;
 const MOST_EXACT: usize = 200;
 /// Simulations spent on moving cuts of one candidate.
 const MOVES: usize = 80;
+/// Cut lists of one order that cuts are moved from.
+const STARTS: usize = 3;
 /// Candidates this much slower than the best one so far are not worth moving cuts for.
 const WORTH_MOVING: f64 = 1.25;
 /// Times that the best plan's surroundings are looked at.
@@ -460,17 +464,18 @@ impl Search<'_> {
                 let index = *order.get(stage % order.len().max(1))?;
                 let device = devices.get(index)?;
                 let numbers = workload.estimate(nodes, size, index).ok()?;
-                part_cost(device, &numbers)
+                part_cost(device, &numbers, count)
             };
             let starts = cuts::promising(points, workload.nodes(), stages, &cost);
-            let best = starts
+            let mut starts: Vec<(f64, Vec<usize>)> = starts
                 .into_iter()
                 .filter_map(|cuts| Some((simulate(cuts.clone())?, cuts)))
-                .min_by(|a, b| a.0.total_cmp(&b.0));
-            if let Some((seconds, cuts)) = best
-                && seconds <= self.shortest * WORTH_MOVING
-            {
-                climb(points, cuts, seconds, &mut simulate);
+                .collect();
+            starts.sort_by(|a, b| a.0.total_cmp(&b.0));
+            for (seconds, cuts) in starts.into_iter().take(STARTS) {
+                if seconds <= self.shortest * WORTH_MOVING {
+                    climb(points, cuts, seconds, &mut simulate);
+                }
             }
         }
         found.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
@@ -775,13 +780,20 @@ fn numbers_of(
 }
 
 /// What dynamic programming minimises: a micro-batch's time in the slowest part, and in all parts.
-fn part_cost(device: &Device, numbers: &StageNumbers) -> Option<(f64, f64)> {
+fn part_cost(device: &Device, numbers: &StageNumbers, micro_batches: u16) -> Option<(f64, f64)> {
+    // What comes in is about as large as what goes back to where it came from.
+    let windows = (numbers
+        .activation_bytes
+        .saturating_add(numbers.cotangent_bytes))
+    .saturating_mul(micro_batches.into());
     let fixed = [
         numbers.weight_bytes,
         numbers.gradient_bytes,
         numbers.optimizer_bytes,
         numbers.saved_bytes,
         numbers.program_bytes,
+        windows,
+        BASE_WINDOW_BYTES,
     ];
     let least = fixed.into_iter().fold(0, u64::saturating_add);
     if least > device.profile.memory_bytes {
@@ -798,35 +810,22 @@ fn part_cost(device: &Device, numbers: &StageNumbers) -> Option<(f64, f64)> {
     Some((compute.max(transfer), compute + transfer))
 }
 
-/// Moves one cut at a time as long as that shortens the step.
+/// Moves one cut, or two neighbours together, as long as that shortens the step.
 fn climb(
     points: &[usize],
     mut cuts: Vec<usize>,
     mut seconds: f64,
     simulate: &mut dyn FnMut(Vec<usize>) -> Option<f64>,
 ) {
-    let mut left = MOVES;
+    let (mut left, count) = (MOVES, cuts.len());
     loop {
         let mut improved = false;
-        for at in 0..cuts.len() {
+        for (at, together) in (1..=2).flat_map(|together| (0..count).map(move |at| (at, together)))
+        {
             for step in [-1isize, 1, -2, 2, -5, 5] {
-                let Some(position) = cuts.get(at).and_then(|cut| points.binary_search(cut).ok())
-                else {
-                    return;
-                };
-                let Some(point) = position
-                    .checked_add_signed(step)
-                    .and_then(|position| points.get(position))
-                else {
+                let Some(moved) = shifted(points, &cuts, at..at + together, step) else {
                     continue;
                 };
-                let mut moved = cuts.clone();
-                if let Some(cut) = moved.get_mut(at) {
-                    *cut = *point;
-                }
-                if moved.windows(2).any(|pair| pair[0] >= pair[1]) {
-                    continue;
-                }
                 if left == 0 {
                     return;
                 }
@@ -842,6 +841,24 @@ fn climb(
             return;
         }
     }
+}
+
+/// The cuts with some of them moved by this many cut points; nothing where that leaves the model or the order.
+fn shifted(
+    points: &[usize],
+    cuts: &[usize],
+    which: std::ops::Range<usize>,
+    step: isize,
+) -> Option<Vec<usize>> {
+    let mut moved = cuts.to_vec();
+    for cut in moved.get_mut(which)? {
+        let position = points.binary_search(cut).ok()?;
+        *cut = *points.get(position.checked_add_signed(step)?)?;
+    }
+    moved
+        .windows(2)
+        .all(|pair| pair[0] < pair[1])
+        .then_some(moved)
 }
 
 impl Plan {

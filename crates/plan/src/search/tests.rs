@@ -2,8 +2,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 use super::*;
+use crate::candidate::BASE_WINDOW_BYTES;
 use crate::{DeviceKey, DeviceProfile, LinkProfile};
 
 /// A chain of layers whose costs are given; a device runs them `slowness` times slower.
@@ -222,7 +224,7 @@ fn memory_pushes_the_cut() {
     let mut devices = host_and(&[1e9]);
     let even = plan(&layers, &devices, &options());
     assert_eq!(even.stages[0].nodes.len(), 6);
-    devices[1].profile.memory_bytes = 35_000;
+    devices[1].profile.memory_bytes = BASE_WINDOW_BYTES + 120_000;
     let pushed = plan(&layers, &devices, &options());
     for stage in &pushed.stages {
         let budget = devices[stage.device].profile.memory_bytes;
@@ -232,7 +234,7 @@ fn memory_pushes_the_cut() {
             stage.memory
         );
     }
-    devices[1].profile.memory_bytes = 34_000;
+    devices[1].profile.memory_bytes = BASE_WINDOW_BYTES + 60_000;
     let small = plan(&layers, &devices, &options());
     assert!(small.predicted_step_seconds >= pushed.predicted_step_seconds);
     devices[1].profile.memory_bytes = 100;
@@ -451,7 +453,7 @@ fn brute_force(layers: &Layers, devices: &[Device], options: &SearchOptions) -> 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, rng_seed: RngSeed::Fixed(7), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// On small cases the search finds what trying everything finds; dynamic programming with its few simulations comes
     /// within five percent of it.
@@ -460,7 +462,7 @@ proptest! {
         layers in prop::collection::vec((1u32..20, 1u64..2000, 1u64..500, 1u64..100), 3..9),
         slowness in prop::collection::vec(prop::sample::select(vec![0.5, 1.0, 1.0, 3.0]), 1..4),
         links in prop::collection::vec(prop::sample::select(vec![1e4, 1e5, 1e6]), 2),
-        memory in prop::collection::vec(prop::sample::select(vec![20_000u64, 200_000, AMPLE]), 3),
+        memory in prop::collection::vec(prop::sample::select(vec![BASE_WINDOW_BYTES + 20_000, BASE_WINDOW_BYTES + 200_000, AMPLE]), 3),
         kind in prop::sample::select(vec![ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZbH1]),
     ) {
         let layers = layers
