@@ -1,6 +1,6 @@
 //! From an operator to the function that runs it: one arm each, no arithmetic.
 
-use outboard_graph::Op;
+use outboard_graph::{DType, Op};
 
 use super::columns::Geometry;
 use super::pointwise::Binary;
@@ -227,6 +227,12 @@ pub(super) fn run(
         Op::Sqrt {} => parallel::map(x.take(0)?, f32::sqrt),
         Op::Rsqrt {} => parallel::map(x.take(0)?, |x| 1.0 / x.sqrt()),
         Op::Neg {} => parallel::map(x.take(0)?, |x| -x),
+        // Counters are integers; inference has seen that the scalar is whole.
+        Op::AddScalar { scalar } if x.get(0)?.dtype() == DType::I64 => {
+            let (x, scalar) = (x.get(0)?, *scalar as i64);
+            let sums = x.i64s().iter().map(|x| x.wrapping_add(scalar));
+            CpuTensor::from_i64(x.dims(), sums.collect())
+        }
         Op::AddScalar { scalar } => {
             let scalar = *scalar as f32;
             parallel::map(x.take(0)?, |x| x + scalar)
