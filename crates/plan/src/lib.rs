@@ -10,10 +10,12 @@
 
 mod cache;
 mod candidate;
+mod climb;
 mod cuts;
 mod error;
 mod estimate;
 mod model;
+mod options;
 mod orders;
 mod plan;
 mod profile;
@@ -24,8 +26,9 @@ mod workload;
 
 pub use cache::{CacheError, Cached, ProfileCache};
 pub use error::PlanError;
+pub use options::{MicroBatches, SearchOptions, UseDevices, micro_batch_sizes};
 pub use plan::{Alternative, LeftOut, Plan, PlannedStage, StageMemory};
 pub use profile::{Device, DeviceKey, DeviceProfile, LinkProfile, OpSignature};
 pub use refine::StageProgramTexts;
-pub use search::{MAX_DEVICES, MicroBatches, SearchOptions, UseDevices, micro_batch_sizes, search};
+pub use search::{MAX_DEVICES, search};
 pub use signature::signatures;

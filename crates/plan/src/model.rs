@@ -9,7 +9,7 @@ use outboard_graph::{
 };
 
 use crate::estimate::Estimate;
-use crate::search::micro_batch_sizes;
+use crate::options::micro_batch_sizes;
 use crate::signature::{PROBE_ELEMENTS, model_error, node_signature, optimizer_probe};
 use crate::workload::{StageNumbers, Workload};
 use crate::{Device, DeviceProfile, OpSignature, PlanError, SearchOptions, signatures};

@@ -8,16 +8,16 @@
 use std::collections::BTreeMap;
 
 use outboard_graph::Graph;
-use outboard_schedule::{MAX_MICRO_BATCHES, ScheduleKind};
+use outboard_schedule::ScheduleKind;
 
-use crate::candidate::{
-    BASE_WINDOW_BYTES, Candidate, Evaluated, Setting, evaluate, size_classes, split_batch,
-};
+use crate::candidate::{Candidate, Evaluated, Setting, evaluate, size_classes, split_batch};
+use crate::climb::{climb, part_cost};
 use crate::error::join;
 use crate::model::Model;
+use crate::options::{check_cuts, check_numbers, micro_batch_counts};
 use crate::plan::{Alternative, LeftOut, Plan, PlannedStage};
 use crate::workload::{StageNumbers, Workload};
-use crate::{Device, PlanError, cuts, orders};
+use crate::{Device, PlanError, SearchOptions, UseDevices, cuts, orders};
 
 /// Most devices that a search looks at.
 pub const MAX_DEVICES: usize = 64;
@@ -28,74 +28,12 @@ const KEPT: usize = 3;
 /// Candidates evaluated exactly, at the least and at the most.
 const EXACT: usize = 10;
 const MOST_EXACT: usize = 200;
-/// Simulations spent on moving cuts of one candidate.
-const MOVES: usize = 80;
 /// Cut lists of one order that cuts are moved from.
 const STARTS: usize = 3;
 /// Candidates this much slower than the best one so far are not worth moving cuts for.
 const WORTH_MOVING: f64 = 1.25;
 /// Times that the best plan's surroundings are looked at.
 const ROUNDS: usize = 4;
-/// Micro-batch counts that `auto` tries.
-const COUNTS: [u16; 8] = [1, 2, 4, 6, 8, 12, 16, 32];
-
-/// Number of micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MicroBatches {
-    /// This many, or the most that the batch and the model allow.
-    Fixed(u16),
-    /// The fastest. Statistics of batch normalisation then depend on the choice.
-    Auto,
-}
-
-/// Whether devices may be left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UseDevices {
-    /// A device that would slow the run is left out.
-    Auto,
-    /// Every device gets a stage.
-    All,
-}
-
-/// What a search is asked for.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SearchOptions {
-    /// Samples of a step.
-    pub batch: usize,
-    /// Micro-batches of a step.
-    pub micro_batches: MicroBatches,
-    /// Kind of schedule.
-    pub schedule: ScheduleKind,
-    /// Cuts, as node indices of the canonical graph; nothing lets the search choose.
-    pub cuts: Option<Vec<usize>>,
-    /// Whether devices may be left out.
-    pub use_devices: UseDevices,
-    /// Tensors of optimizer state for each parameter: 0 (plain SGD) to 3 (Adam with `amsgrad`).
-    pub optimizer_state_tensors: u64,
-    /// Bytes of an `f32` element on the wire: 4, or 2 for `f16` and `bf16`.
-    pub wire_f32_bytes: u64,
-    /// Compute time that the host's own stage loses to every byte that the host sends or receives.
-    pub host_seconds_per_byte: f64,
-    /// Time of the host between the last gradient report and the commit.
-    pub commit_seconds: f64,
-}
-
-impl SearchOptions {
-    /// Four micro-batches, everything else chosen by the search, exact tensors on the wire, one tensor of optimizer state.
-    pub fn new(batch: usize) -> SearchOptions {
-        SearchOptions {
-            batch,
-            micro_batches: MicroBatches::Fixed(4),
-            schedule: ScheduleKind::Auto,
-            cuts: None,
-            use_devices: UseDevices::Auto,
-            optimizer_state_tensors: 1,
-            wire_f32_bytes: 4,
-            host_seconds_per_byte: 0.0,
-            commit_seconds: 0.0,
-        }
-    }
-}
 
 /// Finds the plan with the shortest simulated step. `graph` is canonical and has passed `verify`; every device has measured
 /// what [`signatures`](crate::signatures) lists for the micro-batch sizes in question
@@ -111,96 +49,6 @@ pub fn search(
     check_numbers(devices, options)?;
     let mut model = Model::new(graph, devices, options)?;
     search_workload(&mut model, devices, options, EXHAUSTIVE_CUTS)
-}
-
-/// The micro-batch sizes that a search with these options may use, for [`signatures`](crate::signatures).
-/// `smallest` is the least that the model accepts (`Graph::min_batch`).
-///
-/// # Errors
-/// When the batch is smaller than that.
-pub fn micro_batch_sizes(
-    options: &SearchOptions,
-    smallest: usize,
-) -> Result<Vec<usize>, PlanError> {
-    let counts = micro_batch_counts(options, smallest)?;
-    let mut sizes: Vec<usize> = counts
-        .into_iter()
-        .flat_map(|count| split_batch(options.batch, count))
-        .collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    Ok(sizes)
-}
-
-fn micro_batch_counts(options: &SearchOptions, smallest: usize) -> Result<Vec<u16>, PlanError> {
-    let error = |reason: String| PlanError::MicroBatches {
-        batch: options.batch,
-        reason,
-    };
-    let most = options.batch / smallest.max(1);
-    if most == 0 {
-        return Err(error(format!(
-            "the model needs at least {smallest} in each"
-        )));
-    }
-    let most = u16::try_from(most.min(MAX_MICRO_BATCHES)).unwrap_or(u16::MAX);
-    match options.micro_batches {
-        MicroBatches::Fixed(0) => Err(error("0 were asked for".into())),
-        MicroBatches::Fixed(count) => Ok(vec![count.min(most)]),
-        MicroBatches::Auto => Ok(COUNTS.into_iter().filter(|count| *count <= most).collect()),
-    }
-}
-
-fn check_numbers(devices: &[Device], options: &SearchOptions) -> Result<(), PlanError> {
-    let number = |what: String, value: f64, good: bool, needs: &'static str| {
-        if good && value.is_finite() {
-            Ok(())
-        } else {
-            Err(PlanError::Number { what, value, needs })
-        }
-    };
-    const TIME: &str = "it must be finite and not negative";
-    for device in devices {
-        let Device {
-            name,
-            profile,
-            link,
-        } = device;
-        let action = profile.action_seconds;
-        number(
-            format!("the time of an action on {name}"),
-            action,
-            action >= 0.0,
-            TIME,
-        )?;
-        for (signature, seconds) in &profile.seconds {
-            if !(seconds.is_finite() && *seconds >= 0.0) {
-                number(
-                    format!("the time of {} on {name}", signature.0),
-                    *seconds,
-                    false,
-                    TIME,
-                )?;
-            }
-        }
-        if let Some(link) = link {
-            for bandwidth in [link.up_bytes_per_second, link.down_bytes_per_second] {
-                number(
-                    format!("a bandwidth of {name}"),
-                    bandwidth,
-                    bandwidth > 0.0,
-                    "it must be finite and positive",
-                )?;
-            }
-            for time in [link.latency_seconds, link.device_seconds_per_byte] {
-                number(format!("a link time of {name}"), time, time >= 0.0, TIME)?;
-            }
-        }
-    }
-    for time in [options.host_seconds_per_byte, options.commit_seconds] {
-        number("a time of the host".into(), time, time >= 0.0, TIME)?;
-    }
-    Ok(())
 }
 
 /// The search on any workload.
@@ -235,79 +83,6 @@ pub(crate) fn search_workload(
     };
     search.collect(workload, &counts);
     search.finish(workload)
-}
-
-fn check_cuts(
-    workload: &dyn Workload,
-    devices: usize,
-    options: &SearchOptions,
-) -> Result<(), PlanError> {
-    let fail = |cuts: &[usize], reason| {
-        Err(PlanError::Cuts {
-            cuts: cuts.to_vec(),
-            reason,
-        })
-    };
-    let points = workload.cut_points();
-    let Some(cuts) = &options.cuts else {
-        return match options.use_devices {
-            UseDevices::All if points.len() + 1 < devices => {
-                let reason = format!(
-                    "the model can be cut into {} stages at the most, for {devices} devices",
-                    points.len() + 1
-                );
-                fail(&[], reason)
-            }
-            _ => Ok(()),
-        };
-    };
-    if let Some(pair) = cuts.windows(2).find(|pair| pair[0] >= pair[1]) {
-        return fail(
-            cuts,
-            format!("{} does not come before {}; cuts ascend", pair[0], pair[1]),
-        );
-    }
-    if let Some(cut) = cuts.iter().find(|cut| !points.contains(cut)) {
-        let below = points.iter().rev().find(|point| *point < cut);
-        let above = points.iter().find(|point| *point > cut);
-        let near: Vec<String> = below
-            .into_iter()
-            .chain(above)
-            .map(usize::to_string)
-            .collect();
-        let hint = if near.is_empty() {
-            "it cannot be cut at all".into()
-        } else {
-            format!("the nearest that can be is {}", near.join(" or "))
-        };
-        return fail(
-            cuts,
-            format!(
-                "the model of {} nodes cannot be cut at {cut}; {hint}",
-                workload.nodes()
-            ),
-        );
-    }
-    let stages = cuts.len() + 1;
-    let several = matches!(
-        options.schedule,
-        ScheduleKind::Interleaved | ScheduleKind::Auto
-    );
-    let fits = |devices: usize| stages == devices || (several && stages.is_multiple_of(devices));
-    let possible = match options.use_devices {
-        UseDevices::All => fits(devices),
-        UseDevices::Auto => (1..=devices).any(fits),
-    };
-    if !possible {
-        return fail(
-            cuts,
-            format!(
-                "they make {stages} stages, which do not fit {devices} devices with --schedule {}",
-                options.schedule
-            ),
-        );
-    }
-    Ok(())
 }
 
 struct Search<'a> {
@@ -777,88 +552,6 @@ fn numbers_of(
                 .collect()
         })
         .collect()
-}
-
-/// What dynamic programming minimises: a micro-batch's time in the slowest part, and in all parts.
-fn part_cost(device: &Device, numbers: &StageNumbers, micro_batches: u16) -> Option<(f64, f64)> {
-    // What comes in is about as large as what goes back to where it came from.
-    let windows = (numbers
-        .activation_bytes
-        .saturating_add(numbers.cotangent_bytes))
-    .saturating_mul(micro_batches.into());
-    let fixed = [
-        numbers.weight_bytes,
-        numbers.gradient_bytes,
-        numbers.optimizer_bytes,
-        numbers.saved_bytes,
-        numbers.program_bytes,
-        windows,
-        BASE_WINDOW_BYTES,
-    ];
-    let least = fixed.into_iter().fold(0, u64::saturating_add);
-    if least > device.profile.memory_bytes {
-        return None;
-    }
-    let compute: f64 = numbers.seconds.iter().sum();
-    // Each direction carries the activations one way and cotangents of about their size the other way.
-    let bytes = (numbers
-        .activation_bytes
-        .saturating_add(numbers.cotangent_bytes)) as f64;
-    let transfer = device.link.map_or(0.0, |link| {
-        bytes / link.up_bytes_per_second.min(link.down_bytes_per_second)
-    });
-    Some((compute.max(transfer), compute + transfer))
-}
-
-/// Moves one cut, or two neighbours together, as long as that shortens the step.
-fn climb(
-    points: &[usize],
-    mut cuts: Vec<usize>,
-    mut seconds: f64,
-    simulate: &mut dyn FnMut(Vec<usize>) -> Option<f64>,
-) {
-    let (mut left, count) = (MOVES, cuts.len());
-    loop {
-        let mut improved = false;
-        for (at, together) in (1..=2).flat_map(|together| (0..count).map(move |at| (at, together)))
-        {
-            for step in [-1isize, 1, -2, 2, -5, 5] {
-                let Some(moved) = shifted(points, &cuts, at..at + together, step) else {
-                    continue;
-                };
-                if left == 0 {
-                    return;
-                }
-                left -= 1;
-                if let Some(shorter) = simulate(moved.clone())
-                    && shorter < seconds
-                {
-                    (cuts, seconds, improved) = (moved, shorter, true);
-                }
-            }
-        }
-        if !improved {
-            return;
-        }
-    }
-}
-
-/// The cuts with some of them moved by this many cut points; nothing where that leaves the model or the order.
-fn shifted(
-    points: &[usize],
-    cuts: &[usize],
-    which: std::ops::Range<usize>,
-    step: isize,
-) -> Option<Vec<usize>> {
-    let mut moved = cuts.to_vec();
-    for cut in moved.get_mut(which)? {
-        let position = points.binary_search(cut).ok()?;
-        *cut = *points.get(position.checked_add_signed(step)?)?;
-    }
-    moved
-        .windows(2)
-        .all(|pair| pair[0] < pair[1])
-        .then_some(moved)
 }
 
 impl Plan {

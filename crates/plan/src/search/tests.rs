@@ -6,7 +6,7 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::candidate::BASE_WINDOW_BYTES;
-use crate::{DeviceKey, DeviceProfile, LinkProfile};
+use crate::{DeviceKey, DeviceProfile, LinkProfile, MicroBatches, micro_batch_sizes};
 
 /// A chain of layers whose costs are given; a device runs them `slowness` times slower.
 #[derive(Clone, Debug)]
