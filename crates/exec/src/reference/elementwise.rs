@@ -76,6 +76,19 @@ pub(super) fn threshold_grad(threshold: f64) -> impl Fn(f64, f64) -> f64 {
     move |grad, x| if x <= threshold { 0.0 } else { grad }
 }
 
+/// A power. ATen takes square roots for the exponents 0.5 and -0.5, which tells for minus infinity alone.
+pub(super) fn pow(exponent: f64) -> impl Fn(f64) -> f64 {
+    move |x| {
+        if exponent == 0.5 {
+            x.sqrt()
+        } else if exponent == -0.5 {
+            1.0 / x.sqrt()
+        } else {
+            x.powf(exponent)
+        }
+    }
+}
+
 pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }

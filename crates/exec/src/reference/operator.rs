@@ -149,7 +149,7 @@ pub(super) fn evaluate(op: &Op, call: &Call<'_>) -> Result<Vec<Array>, Fault> {
         Op::Neg {} => unary(call, |x| -x),
         Op::AddScalar { scalar } => elementwise::add_scalar(call, *scalar),
         Op::MulScalar { scalar } => unary(call, |x| x * scalar),
-        Op::PowScalar { exponent } => unary(call, |x| x.powf(*exponent)),
+        Op::PowScalar { exponent } => unary(call, elementwise::pow(*exponent)),
         Op::Add { alpha } => binary(call, |a, b| a + alpha * b),
         Op::Sub { alpha } => binary(call, |a, b| a - alpha * b),
         Op::Mul {} => binary(call, |a, b| a * b),
