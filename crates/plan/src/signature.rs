@@ -12,7 +12,7 @@ use crate::{OpSignature, PlanError};
 pub(crate) const PROBE_ELEMENTS: usize = 1 << 20;
 
 /// All one-node programs of the whole model at these micro-batch sizes: forward, both parts of backward, evaluation, the
-/// loss's divisor; and [a probe](optimizer_probe) of memory bandwidth. `graph` is canonical and has passed `verify`.
+/// loss's divisor; and a probe of memory bandwidth for the optimizer. `graph` is canonical and has passed `verify`.
 ///
 /// Wherever the model is cut, its stages run no other ones.
 ///
