@@ -17,7 +17,7 @@ use crate::event::{Act, Job};
 use crate::list;
 use crate::mailbox::{Address, Mailbox};
 use crate::stage::Signature;
-use crate::step::{Phase, Ready, Step};
+use crate::step::{Normalisable, Phase, Ready, Step};
 use crate::windows::Windows;
 
 /// Steps of training that may be open at once: the one that runs, and the next one whose inputs come ahead.
@@ -485,8 +485,11 @@ impl Run {
         match step.phase {
             Phase::Acting => {
                 for signature in self.stages.values() {
-                    if let Some((micro_batch, arrived, released)) =
-                        step.normalisable(signature, &mut self.mailbox)
+                    if let Some(Normalisable {
+                        micro_batch,
+                        arrived,
+                        released,
+                    }) = step.normalisable(signature, &mut self.mailbox)
                     {
                         self.released.extend(released);
                         let job = Job::Normalise {

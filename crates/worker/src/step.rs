@@ -45,6 +45,13 @@ pub(crate) struct Step {
     loss_weights: Vec<Option<f32>>,
 }
 
+/// A micro-batch whose loss weight can be computed.
+pub(crate) struct Normalisable {
+    pub(crate) micro_batch: u16,
+    pub(crate) arrived: Vec<Arrived>,
+    pub(crate) released: Vec<(DataKind, u64)>,
+}
+
 /// What an action takes out of the mailbox.
 pub(crate) struct Ready {
     pub(crate) act: Act,
@@ -107,7 +114,7 @@ impl Step {
         &self,
         signature: &Signature,
         mailbox: &mut Mailbox,
-    ) -> Option<(u16, Vec<Arrived>, Vec<(DataKind, u64)>)> {
+    ) -> Option<Normalisable> {
         let names = signature.normaliser.as_ref()?;
         let stage = signature.stage;
         let micro_batch = (0_u16..)
@@ -130,7 +137,11 @@ impl Step {
                 arrived.push(letter.arrived);
             }
         }
-        Some((micro_batch, arrived, released))
+        Some(Normalisable {
+            micro_batch,
+            arrived,
+            released,
+        })
     }
 
     /// The next action whose tensors are all there, with those that came over the link.

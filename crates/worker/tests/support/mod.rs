@@ -1,6 +1,13 @@
 //! A scripted host and its workers in one thread: cores and compute sides are real, links and time are not.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking; clippy only knows that of functions marked as tests"
+)]
+#![allow(unreachable_pub, reason = "test support has no public surface")]
 
 pub mod faulty;
 pub mod model;
@@ -10,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use outboard_exec::{Executor, Reference};
+use outboard_exec::{CpuExecutor, Executor};
 use outboard_graph::Tensor;
 use outboard_wire::{
     Assign, DataFrame, DataHeader, DataKind, DeviceHello, HostMessage, PROTOCOL, ReceiveWindow,
@@ -70,7 +77,7 @@ fn index(stream: Stream) -> usize {
 const STREAMS: [Stream; 3] = [Stream::Samples, Stream::Stage, Stream::Bulk];
 
 /// One worker as the host sees it.
-pub struct Device<E: Executor = Reference> {
+pub struct Device<E: Executor = CpuExecutor> {
     pub worker: Worker,
     pub runtime: Runtime<E>,
     pub now: Duration,
@@ -89,9 +96,11 @@ pub struct Device<E: Executor = Reference> {
     pub cancelled: bool,
 }
 
-impl Device<Reference> {
+impl Device {
+    /// A worker on the engine of every real one. The reference engine will not do here: it keeps f64 between operators,
+    /// so a cut, where values become f32, changes its bits.
     pub fn new() -> Self {
-        Device::with(core_options(), Reference, 1 << 20)
+        Device::with(core_options(), CpuExecutor::with_threads(1), 1 << 20)
     }
 }
 
@@ -148,9 +157,7 @@ impl<E: Executor> Device<E> {
 
     fn compute(&mut self, id: JobId, job: Job) -> Event {
         let now = self.now;
-        let result = self
-            .runtime
-            .execute(job, &AtomicBool::new(false), &|| now);
+        let result = self.runtime.execute(job, &AtomicBool::new(false), &|| now);
         Event::ComputeDone(JobDone {
             id,
             started: now,
@@ -176,8 +183,7 @@ impl<E: Executor> Device<E> {
         for (stream, window) in STREAMS.into_iter().zip(&mut self.windows) {
             let bytes = window.take_grant().unwrap();
             let credit = HostMessage::Credit { stream, bytes };
-            self.worker
-                .handle(self.now, Event::Message(credit));
+            self.worker.handle(self.now, Event::Message(credit));
         }
     }
 
@@ -336,7 +342,10 @@ impl Host {
 
     /// Opens a step on all devices and queues its inputs, targets first.
     pub fn open(&mut self, step: u64, mode: StepMode, batch: &[BTreeMap<&str, Tensor>]) {
-        let sizes: Vec<u32> = batch.iter().map(|data| data["input"].dims()[0] as u32).collect();
+        let sizes: Vec<u32> = batch
+            .iter()
+            .map(|data| data["input"].dims()[0] as u32)
+            .collect();
         for device in &mut self.devices {
             device.say(HostMessage::Step {
                 run: RUN,
@@ -349,7 +358,14 @@ impl Host {
             for (micro_batch, data) in (0_u16..).zip(batch) {
                 for part in &self.parts {
                     if part.takes(mode, name) {
-                        let header = header(step, DataKind::Input, part.stage, micro_batch, name, &data[name]);
+                        let header = header(
+                            step,
+                            DataKind::Input,
+                            part.stage,
+                            micro_batch,
+                            name,
+                            &data[name],
+                        );
                         let device = self.plan.device_of_stage[usize::from(part.stage)];
                         let payload = encode_tensor(&data[name], TensorEncoding::F32);
                         self.devices[device].post(header, payload);
@@ -388,7 +404,10 @@ impl Host {
             stepped.loss_sums.extend(sums);
             stepped.loss_weights.extend(weights);
             for (name, square) in squares {
-                assert!(stepped.squares.insert(name, square).is_none(), "reported twice");
+                assert!(
+                    stepped.squares.insert(name, square).is_none(),
+                    "reported twice"
+                );
             }
             stepped.not_finite = stepped.not_finite.or(not_finite);
         }

@@ -78,7 +78,13 @@ pub fn batch(seed: u64, sizes: &[usize]) -> Vec<BTreeMap<&'static str, Tensor>> 
                 .map(|_| next() as f32 / (1 << 23) as f32 - 1.0)
                 .collect();
             let target: Vec<i64> = (0..size)
-                .map(|at| if at == 1 { -100 } else { (next() % CLASSES as u64) as i64 })
+                .map(|at| {
+                    if at == 1 {
+                        -100
+                    } else {
+                        (next() % CLASSES as u64) as i64
+                    }
+                })
                 .collect();
             BTreeMap::from([
                 ("input", Tensor::from_f32([size, WIDTH], &input).unwrap()),
@@ -165,7 +171,7 @@ impl Plan {
             graph,
             cuts: cuts.to_vec(),
             device_of_stage: device_of_stage.to_vec(),
-            kind: ScheduleKind::GPipe,
+            kind: ScheduleKind::Auto,
             micro_batches: 3,
             largest: 4,
             encoding: TensorEncoding::F32,
@@ -198,7 +204,14 @@ impl Plan {
     fn schedule(&self, micro_batches: u16) -> Schedule {
         let placement = Placement::new(self.device_of_stage.clone()).unwrap();
         let costs = CostModel::uniform(self.device_of_stage.len(), [1.0, 1.0, 1.0]);
-        generate(self.kind, &placement, micro_batches, &costs, &Limits::none()).unwrap()
+        generate(
+            self.kind,
+            &placement,
+            micro_batches,
+            &costs,
+            &Limits::none(),
+        )
+        .unwrap()
     }
 
     pub fn actions(&self, device: usize, micro_batches: u16) -> Vec<Action> {
@@ -215,9 +228,10 @@ impl Plan {
             let mut specs = Vec::new();
             let names = part.weights();
             let weights = names.iter().map(|name| (*name, &self.weights[*name]));
-            let state = self.state.iter().filter(|(name, _)| {
-                names.contains(name.rsplit_once('/').unwrap().0)
-            });
+            let state = self
+                .state
+                .iter()
+                .filter(|(name, _)| names.contains(name.rsplit_once('/').unwrap().0));
             let all = weights
                 .map(|(name, tensor)| (name, StateKind::Weights, tensor))
                 .chain(state.map(|(name, tensor)| (name.as_str(), StateKind::Optimizer, tensor)));
