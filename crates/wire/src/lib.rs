@@ -24,7 +24,7 @@
 //!
 //! Steps may be opened before the last one is done (two of training, several of evaluation): a worker runs them in the order
 //! they were opened, and starts on a training step when the one before it has been committed. A step of evaluation
-//! follows the `F` actions of the list for its number of micro-batches, in their order.
+//! needs no list: a worker runs whatever micro-batch's `F` has its tensors.
 //!
 //! A worker whose connection ends drops the run, frees its memory and accepts the next host.
 //!

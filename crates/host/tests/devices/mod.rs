@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use outboard_exec::Reference;
+use outboard_exec::CpuExecutor;
 use outboard_graph::zoo::{self, ZooOptions};
 use outboard_graph::{Graph, Tensor, init};
 use outboard_host::{Batch, Connection, DeviceSpec, Host, HostOptions, Placement, RunOptions};
@@ -48,7 +48,8 @@ impl Devices {
             Devices::Memory(count) => (0..*count)
                 .map(|index| {
                     let (ours, theirs) = memory::pair(&format!("device-{index}"), memory::CAPACITY);
-                    run_link(theirs, Reference, worker_options(index)).expect("threads");
+                    run_link(theirs, CpuExecutor::with_threads(1), worker_options(index))
+                        .expect("threads");
                     spec(index, Connection::Link(ours))
                 })
                 .collect(),
@@ -88,7 +89,8 @@ impl Relay {
                     .expect("the test waits");
                 let mut host = listener.accept().await.expect("a host");
                 let (mut ours, theirs) = memory::pair("relay", memory::CAPACITY);
-                run_link(theirs, Reference, worker_options(index)).expect("threads");
+                run_link(theirs, CpuExecutor::with_threads(1), worker_options(index))
+                    .expect("threads");
                 tokio::select! {
                     _ = tokio::io::copy(&mut host.reader, &mut ours.writer) => {}
                     _ = tokio::io::copy(&mut ours.reader, &mut host.writer) => {}
