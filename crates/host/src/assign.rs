@@ -398,9 +398,12 @@ fn parameter_and_use(gradient: &str) -> Result<(&str, (u64, u64)), RunError> {
     split().ok_or_else(|| RunError::Model(format!("a gradient named `{gradient}`")))
 }
 
+/// A gradient of a parameter: origin and operand of the use, and its whole name.
+type Use<'a> = ((u64, u64), &'a str);
+
 /// The parameters whose gradients come from several stages. Their uses are added up by node, then operand.
 fn shared_weights(parts: &[Part]) -> Result<Vec<SharedWeight>, RunError> {
-    let mut uses: BTreeMap<&str, Vec<((u64, u64), &str)>> = BTreeMap::new();
+    let mut uses: BTreeMap<&str, Vec<Use<'_>>> = BTreeMap::new();
     for gradient in parts.iter().flat_map(Part::gradients) {
         let (name, used) = parameter_and_use(gradient)?;
         uses.entry(name).or_default().push((used, gradient));

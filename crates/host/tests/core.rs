@@ -1,5 +1,12 @@
 //! The coordinator on virtual time: many seeds, each another latency, another order of links, another moment of failure.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
 mod simulation;
 
 use std::time::Duration;

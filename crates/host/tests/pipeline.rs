@@ -1,6 +1,13 @@
 //! Real workers over memory links and TCP: what a run comes to must not depend on where the model was cut, in which order
 //! the stages worked, or over what they talked.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
 mod devices;
 
 use std::collections::BTreeMap;

@@ -204,7 +204,7 @@ impl Network {
         self.push(arrives, Happening::DataToWorker(device, frame));
     }
 
-    fn from_worker(&mut self, device: usize, outs: Vec<Out>) {
+    fn carry_from(&mut self, device: usize, outs: Vec<Out>) {
         for out in outs {
             if self.workers[device].is_dead() && !matches!(out, Out::Wake(_)) {
                 continue;
@@ -251,15 +251,15 @@ impl Network {
         match entry.what {
             Happening::ToWorker(device, message) => {
                 let outs = self.workers[device].message(self.now, message);
-                self.from_worker(device, outs);
+                self.carry_from(device, outs);
             }
             Happening::DataToWorker(device, frame) => {
                 let outs = self.workers[device].data(frame);
-                self.from_worker(device, outs);
+                self.carry_from(device, outs);
             }
             Happening::Woken(device) => {
                 let outs = self.workers[device].woken();
-                self.from_worker(device, outs);
+                self.carry_from(device, outs);
             }
             Happening::ToCore(event) => {
                 self.handle(event);
