@@ -1,5 +1,6 @@
 //! The coordinator as a state machine: events and `now` in, effects out. No I/O, no clock, no threads.
 
+mod collect;
 mod device;
 mod event;
 mod fetch;
