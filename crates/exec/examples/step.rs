@@ -11,16 +11,16 @@ use outboard_graph::{Graph, InputKind, OutputKind, Stage, Tensor, init, stage_pr
 
 type Values = HashMap<(InputKind, String), CpuTensor>;
 
-fn run(
-    engine: &CpuExecutor,
-    program: &Graph,
-    values: &mut Values,
-) -> Result<f64, Box<dyn Error>> {
+fn run(engine: &CpuExecutor, program: &Graph, values: &mut Values) -> Result<f64, Box<dyn Error>> {
     let plan = engine.compile(program)?;
     let mut inputs = Vec::new();
     for input in &program.inputs {
         let value = values.get(&(input.kind, input.name.clone()));
-        inputs.push(value.ok_or_else(|| format!("no {} {}", input.kind, input.name))?.clone());
+        inputs.push(
+            value
+                .ok_or_else(|| format!("no {} {}", input.kind, input.name))?
+                .clone(),
+        );
     }
     let start = Instant::now();
     let outputs = engine.run(&plan, inputs, RandomKey::default())?;
@@ -33,7 +33,12 @@ fn run(
     Ok(seconds)
 }
 
-fn measure(model: &str, image_size: usize, batch: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
+fn measure(
+    model: &str,
+    image_size: usize,
+    batch: usize,
+    rounds: usize,
+) -> Result<(), Box<dyn Error>> {
     let engine = CpuExecutor::new();
     let options = zoo::ZooOptions {
         image_size,
@@ -68,7 +73,10 @@ fn measure(model: &str, image_size: usize, batch: usize, rounds: usize) -> Resul
         }
         values.retain(|(kind, _), _| *kind != InputKind::Saved);
         let [f, b, w] = seconds.map(|s| s * 1e3);
-        println!("round {round}: F {f:.1} ms, B {b:.1} ms, W {w:.1} ms, together {:.1} ms", f + b + w);
+        println!(
+            "round {round}: F {f:.1} ms, B {b:.1} ms, W {w:.1} ms, together {:.1} ms",
+            f + b + w
+        );
     }
     Ok(())
 }
@@ -80,7 +88,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let rounds = rounds.first().map_or(Ok(3), |rounds| rounds.parse())?;
     let (image_size, batch) = (image_size.parse()?, batch.parse()?);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.parse()?).build()?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads.parse()?)
+        .build()?;
     pool.install(|| measure(model, image_size, batch, rounds).map_err(|error| error.to_string()))?;
     Ok(())
 }

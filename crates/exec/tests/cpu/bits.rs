@@ -7,9 +7,17 @@ use rayon::ThreadPoolBuilder;
 use crate::cases::{Case, large, small};
 
 fn run(threads: usize, cases: &[Case]) -> Vec<Vec<Tensor>> {
-    let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .unwrap();
     let engine = CpuExecutor::with_threads(threads);
-    pool.install(|| cases.iter().map(|case| case.run(&engine, &case.inputs())).collect())
+    pool.install(|| {
+        cases
+            .iter()
+            .map(|case| case.run(&engine, &case.inputs()))
+            .collect()
+    })
 }
 
 #[test]
@@ -24,7 +32,10 @@ fn threads_and_order_change_no_bit() {
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.iter().zip(expected) {
                 assert_eq!(found.ty(), expected.ty());
-                assert!(found.data() == expected.data(), "{threads} threads: {case:?}");
+                assert!(
+                    found.data() == expected.data(),
+                    "{threads} threads: {case:?}"
+                );
             }
         }
     }

@@ -1,12 +1,14 @@
 //! One program of one node for each operator, over generated shapes and inputs.
 
 use outboard_exec::{Executor, RandomKey};
-use outboard_graph::{Builder, DType, Dim, Graph, InputKind, Op, OutputKind, Reduction, Tensor, TensorType};
+use outboard_graph::{
+    Builder, DType, Dim, Graph, InputKind, Op, OutputKind, Reduction, Tensor, TensorType,
+};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// Where the random numbers of a case come from.
-pub const KEY: RandomKey = RandomKey {
+pub(crate) const KEY: RandomKey = RandomKey {
     seed: 5,
     step: 1,
     micro_batch: 2,
@@ -14,7 +16,7 @@ pub const KEY: RandomKey = RandomKey {
 
 /// How far an f32 result may lie from the exact one.
 #[derive(Clone, Copy, Debug)]
-pub enum Rounding {
+pub(crate) enum Rounding {
     /// The same bits.
     Exact,
     /// This many roundings of numbers as great as the greatest result.
@@ -27,7 +29,7 @@ pub enum Rounding {
 
 /// What an operand is filled with.
 #[derive(Clone, Copy, Debug)]
-pub enum Fill {
+pub(crate) enum Fill {
     /// Floats in -2..2.
     Normal,
     /// Floats in 0.1..2.
@@ -39,32 +41,32 @@ pub enum Fill {
 }
 
 #[derive(Clone, Debug)]
-pub struct Case {
-    pub op: Op,
-    pub operands: Vec<Option<(Vec<usize>, Fill)>>,
-    pub rounding: Rounding,
-    pub seed: u64,
+pub(crate) struct Case {
+    pub(crate) op: Op,
+    pub(crate) operands: Vec<Option<(Vec<usize>, Fill)>>,
+    pub(crate) rounding: Rounding,
+    pub(crate) seed: u64,
 }
 
 /// Random numbers of the tests.
-pub struct Random(ChaCha8Rng);
+pub(crate) struct Random(ChaCha8Rng);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Random(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         usize::try_from(self.0.next_u64() % n as u64).unwrap()
     }
 
-    pub fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         (self.0.next_u32() >> 8) as f32 / (1 << 24) as f32
     }
 }
 
 impl Case {
-    pub fn graph(&self) -> Graph {
+    pub(crate) fn graph(&self) -> Graph {
         let mut b = Builder::new("case");
         let operands: Vec<_> = (self.operands.iter().enumerate())
             .map(|(index, operand)| {
@@ -82,12 +84,13 @@ impl Case {
         let results = b.ops(self.op.clone(), &operands);
         let results = results.unwrap_or_else(|error| panic!("{self:?}: {error}"));
         for (index, result) in results.into_iter().enumerate() {
-            b.output(OutputKind::Result, &format!("y{index}"), result).unwrap();
+            b.output(OutputKind::Result, &format!("y{index}"), result)
+                .unwrap();
         }
         b.finish()
     }
 
-    pub fn inputs(&self) -> Vec<Tensor> {
+    pub(crate) fn inputs(&self) -> Vec<Tensor> {
         let mut random = Random::new(self.seed);
         (self.operands.iter().flatten())
             .map(|(dims, fill)| {
@@ -116,12 +119,15 @@ impl Case {
     }
 
     /// Runs the case on an engine.
-    pub fn run<E: Executor>(&self, engine: &E, inputs: &[Tensor]) -> Vec<Tensor> {
+    pub(crate) fn run<E: Executor>(&self, engine: &E, inputs: &[Tensor]) -> Vec<Tensor> {
         let plan = engine.compile(&self.graph()).unwrap();
         let inputs = inputs.iter().map(|x| engine.upload(x).unwrap()).collect();
         let outputs = engine.run(&plan, inputs, KEY);
         let outputs = outputs.unwrap_or_else(|error| panic!("{self:?}: {error}"));
-        outputs.iter().map(|y| engine.download(y).unwrap()).collect()
+        outputs
+            .iter()
+            .map(|y| engine.download(y).unwrap())
+            .collect()
     }
 }
 
@@ -169,7 +175,10 @@ impl Convolution {
             .collect();
         Convolution {
             images: 1 + random.below(3),
-            channels: [groups * (1 + random.below(4)), groups * (1 + random.below(4))],
+            channels: [
+                groups * (1 + random.below(4)),
+                groups * (1 + random.below(4)),
+            ],
             groups,
             input,
             kernel,
@@ -291,7 +300,12 @@ fn pools(cases: &mut Vec<Case>, random: &mut Random) {
         };
         let padding: Vec<usize> = (0..2).map(|a| random.below(reach(a) / 2 + 1)).collect();
         let size = |axis: usize, random: &mut Random| reach(axis) + random.below(6);
-        let input = [1 + random.below(2), 1 + random.below(3), size(0, random), size(1, random)];
+        let input = [
+            1 + random.below(2),
+            1 + random.below(3),
+            size(0, random),
+            size(1, random),
+        ];
         let plane = input[2] * input[3];
         let case = |op: Op, operands, rounding| Case {
             op,
@@ -302,7 +316,11 @@ fn pools(cases: &mut Vec<Case>, random: &mut Random) {
         // The output's shape as inference gives it.
         let output = |case: &Case| {
             let graph = case.graph();
-            graph.ty(graph.outputs[0].value).unwrap().concrete().unwrap()
+            graph
+                .ty(graph.outputs[0].value)
+                .unwrap()
+                .concrete()
+                .unwrap()
         };
         let terms = Rounding::Terms(2 + reach(0) * reach(1));
         if max {
@@ -364,7 +382,9 @@ fn pools(cases: &mut Vec<Case>, random: &mut Random) {
         ));
     }
     for (seed, [height, width, out_height, out_width]) in
-        [[7, 7, 1, 1], [5, 8, 3, 3], [2, 3, 4, 7], [1, 1, 1, 1]].into_iter().enumerate()
+        [[7, 7, 1, 1], [5, 8, 3, 3], [2, 3, 4, 7], [1, 1, 1, 1]]
+            .into_iter()
+            .enumerate()
     {
         let input = [2, 3, height, width];
         let pooled = [2, 3, out_height, out_width];
@@ -403,9 +423,15 @@ fn products(cases: &mut Vec<Case>, random: &mut Random) {
 
 fn norms(cases: &mut Vec<Case>) {
     let (momentum, eps) = (0.1, 1e-5);
-    for (seed, dims) in [&[2, 3][..], &[5, 4, 7], &[2, 3, 4, 5], &[1, 1, 1, 2], &[3, 8, 9, 9]]
-        .into_iter()
-        .enumerate()
+    for (seed, dims) in [
+        &[2, 3][..],
+        &[5, 4, 7],
+        &[2, 3, 4, 5],
+        &[1, 1, 1, 2],
+        &[3, 8, 9, 9],
+    ]
+    .into_iter()
+    .enumerate()
     {
         let channels = [dims[1]];
         let mut case = |op, operands| {
@@ -419,7 +445,13 @@ fn norms(cases: &mut Vec<Case>) {
             });
         };
         for affine in [f(&channels), None] {
-            let operands = vec![f(dims), affine.clone(), affine.clone(), f(&channels), p(&channels)];
+            let operands = vec![
+                f(dims),
+                affine.clone(),
+                affine.clone(),
+                f(&channels),
+                p(&channels),
+            ];
             case(Op::BatchNormTraining { momentum, eps }, operands.clone());
             case(Op::BatchNormInference { momentum, eps }, operands);
             case(
@@ -513,7 +545,10 @@ fn pointwise(cases: &mut Vec<Case>) {
             case(op, vec![f(dims), f(dims)]);
         }
         let flags = Some((dims.to_vec(), Fill::Flags));
-        case(Op::DropoutGrad { scale: 1.25 }, vec![f(dims), flags.clone()]);
+        case(
+            Op::DropoutGrad { scale: 1.25 },
+            vec![f(dims), flags.clone()],
+        );
         case(Op::ToCopy { dtype: DType::F32 }, vec![flags]);
         case(Op::ToCopy { dtype: DType::F32 }, vec![index(dims, 1000)]);
         case(Op::ToCopy { dtype: DType::Bool }, vec![index(dims, 2)]);
@@ -555,7 +590,11 @@ fn layouts(cases: &mut Vec<Case>) {
             seed: 6,
         });
     };
-    for x in [f(&dims), index(&dims, 50), Some((dims.to_vec(), Fill::Flags))] {
+    for x in [
+        f(&dims),
+        index(&dims, 50),
+        Some((dims.to_vec(), Fill::Flags)),
+    ] {
         for op in [
             Op::View {
                 shape: fixed(&[6, 10]),
@@ -619,10 +658,7 @@ fn layouts(cases: &mut Vec<Case>) {
             vec![f(&plane)],
         );
     }
-    case(
-        Op::Squeeze { dims: vec![0, 2] },
-        vec![f(&[1, 3, 1, 2])],
-    );
+    case(Op::Squeeze { dims: vec![0, 2] }, vec![f(&[1, 3, 1, 2])]);
     case(
         Op::Expand {
             shape: fixed(&[4, 3, 2]),
@@ -652,7 +688,15 @@ fn layouts(cases: &mut Vec<Case>) {
 
 fn reductions(cases: &mut Vec<Case>) {
     let dims = [3, 1, 4, 5];
-    for over in [vec![], vec![0], vec![3], vec![1], vec![0, 2], vec![1, 2, 3], vec![0, 1, 2, 3]] {
+    for over in [
+        vec![],
+        vec![0],
+        vec![3],
+        vec![1],
+        vec![0, 2],
+        vec![1, 2, 3],
+        vec![0, 1, 2, 3],
+    ] {
         for keepdim in [false, true] {
             for mean in [false, true] {
                 let dims_of = over.clone();
@@ -733,7 +777,7 @@ fn lookups(cases: &mut Vec<Case>) {
 }
 
 /// All cases of small shapes.
-pub fn small() -> Vec<Case> {
+pub(crate) fn small() -> Vec<Case> {
     let mut random = Random::new(1);
     let mut cases = Vec::new();
     convolutions(&mut cases, &mut random);
@@ -748,7 +792,7 @@ pub fn small() -> Vec<Case> {
 }
 
 /// Shapes large enough that work is spread over threads.
-pub fn large() -> Vec<Case> {
+pub(crate) fn large() -> Vec<Case> {
     let mut cases = Vec::new();
     for (seed, convolution) in [
         Convolution::square(4, [32, 48], 30, [3, 1, 1]),
@@ -791,11 +835,23 @@ pub fn large() -> Vec<Case> {
     let (momentum, eps) = (0.1, 1e-5);
     case(
         Op::BatchNormTraining { momentum, eps },
-        vec![f(&image), f(&channels), f(&channels), f(&channels), p(&channels)],
+        vec![
+            f(&image),
+            f(&channels),
+            f(&channels),
+            f(&channels),
+            p(&channels),
+        ],
     );
     case(
         Op::BatchNormGrad { eps },
-        vec![f(&image), f(&image), f(&channels), f(&channels), p(&channels)],
+        vec![
+            f(&image),
+            f(&image),
+            f(&channels),
+            f(&channels),
+            p(&channels),
+        ],
     );
     let normalized_shape = vec![192];
     case(
@@ -807,7 +863,13 @@ pub fn large() -> Vec<Case> {
     );
     case(
         Op::LayerNormGrad { normalized_shape },
-        vec![f(&[8, 65, 192]), f(&[8, 65, 192]), f(&[8, 65, 1]), p(&[8, 65, 1]), f(&[192])],
+        vec![
+            f(&[8, 65, 192]),
+            f(&[8, 65, 192]),
+            f(&[8, 65, 1]),
+            p(&[8, 65, 1]),
+            f(&[192]),
+        ],
     );
     case(Op::Softmax { dim: 2 }, vec![f(&[24, 65, 65])]);
     case(Op::LogSoftmax { dim: 1 }, vec![f(&[24, 65, 65])]);

@@ -16,7 +16,12 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
             let floats = tensor.to_f32_vec().unwrap();
             floats.into_iter().map(f64::from).collect()
         }
-        DType::I64 => tensor.to_i64_vec().unwrap().iter().map(|&x| x as f64).collect(),
+        DType::I64 => tensor
+            .to_i64_vec()
+            .unwrap()
+            .iter()
+            .map(|&x| x as f64)
+            .collect(),
         // Two-byte floats are compared by their bits.
         _ => tensor.data().iter().map(|&x| f64::from(x)).collect(),
     }
@@ -55,12 +60,16 @@ fn check(case: &Case) {
         _ => exact.clone(),
     };
     assert_eq!(found.len(), exact.len(), "{case:?}");
-    for (result, ((found, exact), magnitudes)) in found.iter().zip(&exact).zip(&magnitudes).enumerate() {
+    for (result, ((found, exact), magnitudes)) in
+        found.iter().zip(&exact).zip(&magnitudes).enumerate()
+    {
         let dtype = found.dtype();
         let found = numbers(found);
         assert_eq!(found.len(), exact.len(), "{case:?}");
         let greatest = exact.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
-        for (index, ((found, exact), magnitude)) in found.iter().zip(exact).zip(magnitudes).enumerate() {
+        for (index, ((found, exact), magnitude)) in
+            found.iter().zip(exact).zip(magnitudes).enumerate()
+        {
             let tolerance = match case.rounding {
                 _ if dtype != DType::F32 => 0.0,
                 Rounding::Exact => 0.0,

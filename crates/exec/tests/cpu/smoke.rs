@@ -65,9 +65,9 @@ fn convolution_norm_relu_linear() {
     };
     // Normalised to 1 and -1, which relu makes 1 and 0.
     assert_eq!(download(0), [10.5, -0.75, 0.5, 0.25]);
-    assert_eq!(download(1), [0.1 * 7.0 + 0.9]);
+    assert_eq!(download(1), [(0.1 * 7.0 + 0.9 * 1.0_f64) as f32]);
     // The variance is 9, unbiased 18.
-    assert_eq!(download(2), [0.1 * 18.0 + 0.9]);
+    assert_eq!(download(2), [(0.1 * 18.0 + 0.9 * 1.0_f64) as f32]);
 }
 
 #[test]

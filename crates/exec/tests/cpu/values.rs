@@ -1,16 +1,22 @@
 //! Values that a verified program can still meet: not finite, or out of range.
 
-use outboard_exec::{CpuExecutor, ExecError, Executor, RandomKey, StepSize, UpdateRule};
+use outboard_exec::{CpuExecutor, CpuTensor, ExecError, Executor, RandomKey, StepSize, UpdateRule};
 use outboard_graph::{Builder, DType, Graph, InputKind, Op, OutputKind, Tensor, TensorType};
 
 fn program(op: Op, operands: &[TensorType]) -> Graph {
     let mut b = Builder::new("values");
     let operands: Vec<_> = (operands.iter().enumerate())
-        .map(|(i, ty)| Some(b.input(InputKind::Data, format!("x{i}"), ty.clone()).unwrap()))
+        .map(|(i, ty)| {
+            Some(
+                b.input(InputKind::Data, format!("x{i}"), ty.clone())
+                    .unwrap(),
+            )
+        })
         .collect();
     let results = b.scoped("head", |b| b.ops(op, &operands)).unwrap();
     for (i, result) in results.iter().enumerate() {
-        b.output(OutputKind::Result, &format!("y{i}"), *result).unwrap();
+        b.output(OutputKind::Result, &format!("y{i}"), *result)
+            .unwrap();
     }
     b.finish()
 }
@@ -21,7 +27,10 @@ fn run(op: Op, inputs: &[Tensor]) -> Result<Vec<Tensor>, ExecError> {
     let plan = engine.compile(&program(op, &types))?;
     let inputs = inputs.iter().map(|x| engine.upload(x).unwrap()).collect();
     let outputs = engine.run(&plan, inputs, RandomKey::default())?;
-    Ok(outputs.iter().map(|y| engine.download(y).unwrap()).collect())
+    Ok(outputs
+        .iter()
+        .map(|y| engine.download(y).unwrap())
+        .collect())
 }
 
 fn floats(dims: &[usize], x: &[f32]) -> Tensor {
@@ -31,7 +40,11 @@ fn floats(dims: &[usize], x: &[f32]) -> Tensor {
 #[test]
 fn nan_is_not_hidden() {
     let nan = f32::NAN;
-    let y = run(Op::Relu {}, &[floats(&[4], &[nan, -1.0, f32::INFINITY, 2.0])]).unwrap();
+    let y = run(
+        Op::Relu {},
+        &[floats(&[4], &[nan, -1.0, f32::INFINITY, 2.0])],
+    )
+    .unwrap();
     let y = y[0].to_f32_vec().unwrap();
     assert!(y[0].is_nan());
     assert_eq!(y[1..], [0.0, f32::INFINITY, 2.0]);
@@ -61,7 +74,10 @@ fn nan_is_not_hidden() {
     assert_eq!(y[0].to_f32_vec().unwrap(), [1.0, 0.0]);
 
     // The gradient passes where the input is NaN, as ATen's `threshold_backward` has it.
-    let inputs = [floats(&[3], &[1.0, 1.0, 1.0]), floats(&[3], &[nan, 0.0, 1.0])];
+    let inputs = [
+        floats(&[3], &[1.0, 1.0, 1.0]),
+        floats(&[3], &[nan, 0.0, 1.0]),
+    ];
     let y = run(Op::ThresholdGrad { threshold: 0.0 }, &inputs).unwrap();
     assert_eq!(y[0].to_f32_vec().unwrap(), [1.0, 0.0, 1.0]);
 }
@@ -85,8 +101,14 @@ fn an_index_out_of_range_is_an_error_that_names_the_node() {
     .unwrap_err();
     assert!(matches!(error, ExecError::Value { .. }), "{error:?}");
     let text = error.to_string();
-    assert!(text.contains("embedding") && text.contains("head"), "{text}");
-    assert!(text.contains("index 3 is out of range: it must be 0 to 2"), "{text}");
+    assert!(
+        text.contains("embedding") && text.contains("head"),
+        "{text}"
+    );
+    assert!(
+        text.contains("index 3 is out of range: it must be 0 to 2"),
+        "{text}"
+    );
 
     let grad = Op::MaxPool2dGrad {
         input_shape: vec![1.into(), 1.into(), 2.into(), 2.into()],
@@ -108,7 +130,9 @@ fn what_the_engine_cannot_run_is_refused_when_compiled() {
     let error = engine.compile(&program(Op::Relu {}, std::slice::from_ref(&half)));
     assert!(matches!(error, Err(ExecError::Unsupported { .. })));
     let symbolic = TensorType::batched(DType::F32, &[2]);
-    let error = engine.compile(&program(Op::Relu {}, &[symbolic])).unwrap_err();
+    let error = engine
+        .compile(&program(Op::Relu {}, &[symbolic]))
+        .unwrap_err();
     assert!(error.to_string().contains("instantiate"), "{error}");
 }
 
@@ -118,8 +142,10 @@ fn a_tensor_that_someone_holds_is_never_changed() {
     let ty = TensorType::fixed(DType::F32, &[3]);
     let plan = engine.compile(&program(Op::Neg {}, &[ty])).unwrap();
     let x = engine.upload(&floats(&[3], &[1.0, 2.0, 3.0])).unwrap();
-    let y = engine.run(&plan, vec![x.clone()], RandomKey::default()).unwrap();
-    let read = |x| engine.download(x).unwrap().to_f32_vec().unwrap();
+    let y = engine
+        .run(&plan, vec![x.clone()], RandomKey::default())
+        .unwrap();
+    let read = |x: &CpuTensor| engine.download(x).unwrap().to_f32_vec().unwrap();
     assert_eq!(read(&x), [1.0, 2.0, 3.0]);
     assert_eq!(read(&y[0]), [-1.0, -2.0, -3.0]);
 
@@ -143,10 +169,14 @@ fn a_tensor_that_someone_holds_is_never_changed() {
         learning_rate: 1.0,
         gradient_scale: 1.0,
     };
-    engine.update(&rule, size(0), &mut parameter, &y[0], &mut state).unwrap();
+    engine
+        .update(&rule, size(0), &mut parameter, &y[0], &mut state)
+        .unwrap();
     assert_eq!(read(&parameter), [2.0, 4.0, 6.0]);
     let kept = state.clone();
-    engine.update(&rule, size(1), &mut parameter, &y[0], &mut state).unwrap();
+    engine
+        .update(&rule, size(1), &mut parameter, &y[0], &mut state)
+        .unwrap();
     assert_eq!(read(&parameter), [3.5, 7.0, 10.5]);
     assert_eq!(read(&kept[0]), [-1.0, -2.0, -3.0]);
     assert_eq!(read(&state[0]), [-1.5, -3.0, -4.5]);
