@@ -16,6 +16,7 @@ mod optimizer_text;
 mod options;
 mod placement;
 mod profile;
+mod refine;
 mod report;
 mod run;
 pub mod split;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use outboard_schedule::Action;
+use outboard_schedule::{Action, Span, Timeline};
 use outboard_wire::DataKind;
 
 use crate::DeviceId;
@@ -80,4 +80,49 @@ pub struct Transfer {
     pub queued: Duration,
     /// When its last byte was handed to the receiver's link.
     pub written: Duration,
+}
+
+impl StepReport {
+    /// The step as it was on the clock, in the form of a simulated one, to draw and to compare. `devices` are those of the
+    /// run's placement, in the order of its schedule.
+    pub fn timeline(&self, devices: &[usize]) -> Timeline {
+        let seconds = |time: Duration| time.saturating_sub(self.started).as_secs_f64();
+        let place = |device: DeviceId| devices.iter().position(|known| *known == device.0);
+        let mut timeline = Timeline {
+            devices: vec![Vec::new(); devices.len()],
+            transfers: Vec::new(),
+            updates: vec![(0.0, 0.0); devices.len()],
+            compute_seconds: 0.0,
+            step_seconds: seconds(self.ended),
+            peak_in_flight: Vec::new(),
+            peak_saved_bytes: Vec::new(),
+        };
+        for step in &self.devices {
+            let Some(place) = place(step.device) else {
+                continue;
+            };
+            let spans = step.actions.iter().map(|timed| Span {
+                action: timed.action,
+                start_seconds: seconds(timed.start),
+                end_seconds: seconds(timed.start + timed.duration),
+            });
+            let spans: Vec<Span> = spans.collect();
+            let end = spans
+                .iter()
+                .map(|span| span.end_seconds)
+                .fold(0.0, f64::max);
+            timeline.compute_seconds = timeline.compute_seconds.max(end);
+            if let Some(update) = timeline.updates.get_mut(place) {
+                // The optimizer is the last thing that a device does in a step.
+                *update = (
+                    timeline.step_seconds - step.update_seconds,
+                    timeline.step_seconds,
+                );
+            }
+            if let Some(device) = timeline.devices.get_mut(place) {
+                *device = spans;
+            }
+        }
+        timeline
+    }
 }
