@@ -1,5 +1,11 @@
 //! Files of the MNIST family and of CIFAR-10: whole, missing, truncated, hostile, mutated.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed"
+)]
+
 use std::fs;
 use std::io::Write;
 use std::path::Path;

@@ -1,5 +1,11 @@
 //! Loading: order, resuming, threads, memory, and images that cannot be decoded.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed"
+)]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;

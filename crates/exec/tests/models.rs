@@ -2,6 +2,12 @@
 //!
 //! `fixtures/make_models.py` wrote the numbers, in f64.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed"
+)]
+
 mod common;
 
 use common::{MicroBatch, Named, Pipeline};

@@ -2,6 +2,12 @@
 //!
 //! `fixtures/make_optimizers.py` wrote the numbers.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed"
+)]
+
 use std::collections::HashMap;
 
 use outboard_exec::{ExecError, StepSize, UpdateRule};

@@ -7,32 +7,32 @@ use std::collections::BTreeMap;
 use outboard_exec::{Executor, RandomKey};
 use outboard_graph::{Graph, InputKind, OutputKind, Stage, StagePrograms, stage_programs};
 
-pub mod numbers;
+pub(crate) mod numbers;
 
 /// Tensors by name.
-pub type Named<T> = BTreeMap<String, T>;
+pub(crate) type Named<T> = BTreeMap<String, T>;
 
 /// The data of one micro-batch.
-pub struct MicroBatch<T> {
-    pub size: usize,
-    pub data: Named<T>,
+pub(crate) struct MicroBatch<T> {
+    pub(crate) size: usize,
+    pub(crate) data: Named<T>,
 }
 
 /// What a batch gives.
-pub struct Outcome<T> {
+pub(crate) struct Outcome<T> {
     /// The mean loss of the batch.
-    pub loss: f64,
-    pub loss_weight: f64,
+    pub(crate) loss: f64,
+    pub(crate) loss_weight: f64,
     /// The micro-batches' results in order, by name.
-    pub results: BTreeMap<String, Vec<T>>,
+    pub(crate) results: BTreeMap<String, Vec<T>>,
     /// By parameter: its uses' sums over the micro-batches, added in ascending order.
-    pub gradients: Named<T>,
+    pub(crate) gradients: Named<T>,
     /// Buffers after the last micro-batch.
-    pub buffers: Named<T>,
+    pub(crate) buffers: Named<T>,
 }
 
 /// The programs of a pipeline on an engine.
-pub struct Pipeline<'a, E: Executor> {
+pub(crate) struct Pipeline<'a, E: Executor> {
     engine: &'a E,
     stages: Vec<StagePrograms>,
     /// Makes an `f32[]`; the reference engine's keeps the precision of f64.
@@ -41,7 +41,7 @@ pub struct Pipeline<'a, E: Executor> {
 }
 
 impl<'a, E: Executor> Pipeline<'a, E> {
-    pub fn new(
+    pub(crate) fn new(
         engine: &'a E,
         stages: &[Stage],
         scalar: fn(&E, f64) -> E::Tensor,
@@ -84,7 +84,7 @@ impl<'a, E: Executor> Pipeline<'a, E> {
     }
 
     /// The loss of a batch without gradients.
-    pub fn loss(
+    pub(crate) fn loss(
         &self,
         weights: &Named<E::Tensor>,
         batch: &[MicroBatch<E::Tensor>],
@@ -94,7 +94,7 @@ impl<'a, E: Executor> Pipeline<'a, E> {
     }
 
     /// Forward and backward.
-    pub fn train(
+    pub(crate) fn train(
         &self,
         weights: &Named<E::Tensor>,
         batch: &[MicroBatch<E::Tensor>],

@@ -1,10 +1,10 @@
 //! Numbers from a seed, for tests.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
-pub struct Numbers(pub u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
-    pub fn word(&mut self) -> u64 {
+    pub(crate) fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -12,20 +12,20 @@ impl Numbers {
     }
 
     /// One of `low..=high`.
-    pub fn between(&mut self, low: usize, high: usize) -> usize {
+    pub(crate) fn between(&mut self, low: usize, high: usize) -> usize {
         low + (self.word() % (high - low + 1) as u64) as usize
     }
 
-    pub fn coin(&mut self) -> bool {
+    pub(crate) fn coin(&mut self) -> bool {
         self.word() & 1 == 1
     }
 
     /// Uniform in `[low, high)`.
-    pub fn float(&mut self, low: f64, high: f64) -> f64 {
+    pub(crate) fn float(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * (self.word() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    pub fn floats(&mut self, count: usize, low: f64, high: f64) -> Vec<f64> {
+    pub(crate) fn floats(&mut self, count: usize, low: f64, high: f64) -> Vec<f64> {
         (0..count).map(|_| self.float(low, high)).collect()
     }
 }
