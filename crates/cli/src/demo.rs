@@ -9,7 +9,7 @@ use outboard_data::{Loader, LoaderOptions};
 use outboard_graph::{hex, weights_sha256};
 use outboard_host::{Placement, Run, RunOptions, StepReport, TraceWriter};
 use outboard_plan::UseDevices;
-use outboard_schedule::{DrawOptions, ScheduleKind, draw};
+use outboard_schedule::ScheduleKind;
 use outboard_wire::{Optimizer, TensorEncoding};
 
 use crate::arguments::{
@@ -17,9 +17,9 @@ use crate::arguments::{
 };
 use crate::evaluation;
 use crate::events::{Done, Event};
-use crate::fleet::{self, Fleet, HERE};
+use crate::fleet::{self, Fleet};
 use crate::output::{self, Output};
-use crate::planning::{self, Planned};
+use crate::planning;
 use crate::resources;
 use crate::train::steady_seconds;
 use crate::work::Work;
@@ -110,7 +110,8 @@ pub(crate) fn run(arguments: &Demo, output: &Output) -> Result<()> {
         output::seconds(planned.plan.predicted_step_seconds)
     ));
     let terminal = output.terminal();
-    output.say(drawn(&trained.last, &planned, &terminal));
+    let timeline = trained.last.timeline(&planned.placement.devices);
+    output.say(planned.draw(&timeline, &terminal));
     output.say(planned.drawing(&terminal));
 
     let (accuracy, _) = evaluation::accuracy(&mut run, &work, BATCH as usize, output)?;
@@ -278,20 +279,4 @@ fn train(
         first_loss,
         last: last.context("the demo took no step")?,
     })
-}
-
-/// A step on the clock, drawn like a predicted one.
-fn drawn(report: &StepReport, planned: &Planned, terminal: &DrawOptions) -> String {
-    let timeline = report.timeline(&planned.placement.devices);
-    let names = planned.plan.devices.iter().map(|device| match device {
-        0 => HERE.to_owned(),
-        worker => format!("worker-{worker}"),
-    });
-    draw(
-        &timeline,
-        &DrawOptions {
-            names: names.collect(),
-            ..terminal.clone()
-        },
-    )
 }

@@ -1,5 +1,8 @@
 //! What the exit code means, in one place: 0 all was done, 2 bad usage or input, 3 a lost device, 1 anything else.
 
+use std::io::ErrorKind;
+
+use outboard_graph::FileError;
 use outboard_host::{CheckpointError, RunError};
 
 /// The person's input cannot be used: an argument, a file, a data set.
@@ -28,7 +31,12 @@ pub(crate) fn code(error: &anyhow::Error) -> u8 {
         }
         if let Some(checkpoint) = cause.downcast_ref::<CheckpointError>() {
             return match checkpoint {
-                CheckpointError::Io { .. } => 1,
+                CheckpointError::Io { source, .. }
+                | CheckpointError::File(FileError::Io { source, .. })
+                    if source.kind() != ErrorKind::NotFound =>
+                {
+                    1
+                }
                 _ => 2,
             };
         }

@@ -48,22 +48,21 @@ impl Fleet {
             )?);
         }
         let mut specs = vec![DeviceSpec {
-            name: HERE.to_owned(),
+            name: Some(HERE.to_owned()),
             connection: Connection::Link(in_process(share)?),
         }];
         let mut addresses = vec!["mem:here".to_owned()];
         for (number, process) in processes.iter().enumerate() {
             let name = format!("worker-{}", number + 1);
             specs.push(DeviceSpec {
-                name,
+                name: Some(name),
                 connection: Connection::Url(process.address.clone()),
             });
             addresses.push(process.address.clone());
         }
         for address in &devices.devices {
-            // Its own name is known once it answers; until then errors name the address.
             specs.push(DeviceSpec {
-                name: address.clone(),
+                name: None,
                 connection: Connection::Url(address.clone()),
             });
             addresses.push(address.clone());

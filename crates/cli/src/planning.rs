@@ -4,7 +4,7 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use outboard_host::{Host, Placement};
 use outboard_plan::{MicroBatches, Plan, SearchOptions, UseDevices, micro_batch_sizes};
-use outboard_schedule::{DrawOptions, ScheduleKind, draw};
+use outboard_schedule::{DrawOptions, ScheduleKind, Timeline, draw};
 use outboard_wire::TensorEncoding;
 
 use crate::arguments::{PipelineArguments, Use, Wire};
@@ -180,20 +180,15 @@ impl Planned {
 
     /// The predicted step, drawn.
     pub(crate) fn drawing(&self, terminal: &DrawOptions) -> String {
-        let names = self
-            .plan
-            .stages
-            .iter()
-            .fold(Vec::new(), |mut names: Vec<String>, stage| {
-                if !names.contains(&stage.device_name) {
-                    names.push(stage.device_name.clone());
-                }
-                names
-            });
+        self.draw(&self.plan.timeline, terminal)
+    }
+
+    /// A step of this plan's devices, drawn.
+    pub(crate) fn draw(&self, timeline: &Timeline, terminal: &DrawOptions) -> String {
         draw(
-            &self.plan.timeline,
+            timeline,
             &DrawOptions {
-                names,
+                names: self.plan.device_names(),
                 ..terminal.clone()
             },
         )

@@ -55,16 +55,16 @@ pub(crate) fn run(arguments: &Train, output: &Output) -> Result<Ending> {
     output.say(planned.table());
     output.say(planned.summary());
 
-    let mut session = Session::start(
+    let mut training = Training::start(
         arguments, &learning, &work, &fleet, &planned, resumed, output,
     )?;
-    let ending = session.train(&interrupt)?;
-    session.save_at_end()?;
+    let ending = training.train(&interrupt)?;
+    training.save_at_end()?;
     let accuracy = match ending {
-        Ending::Complete if arguments.eval => Some(session.evaluate()?),
+        Ending::Complete if arguments.eval => Some(training.evaluate()?),
         _ => None,
     };
-    session.finish(ending, accuracy, &planned)?;
+    training.finish(ending, accuracy, &planned)?;
     Ok(ending)
 }
 
@@ -93,7 +93,7 @@ fn resume(
 }
 
 /// A run in progress and all that is kept beside it.
-struct Session<'a> {
+struct Training<'a> {
     arguments: &'a Train,
     output: &'a Output,
     learning: &'a Learning,
@@ -116,7 +116,7 @@ struct Session<'a> {
     trace: Option<(PathBuf, TraceWriter<BufWriter<File>>)>,
 }
 
-impl<'a> Session<'a> {
+impl<'a> Training<'a> {
     fn start(
         arguments: &'a Train,
         learning: &'a Learning,
@@ -125,7 +125,7 @@ impl<'a> Session<'a> {
         planned: &Planned,
         resumed: Option<Checkpoint>,
         output: &'a Output,
-    ) -> Result<Session<'a>> {
+    ) -> Result<Training<'a>> {
         let (weights, optimizer_state, steps, position) = match resumed {
             Some(checkpoint) => {
                 let position = parse_position(&checkpoint.position)?;
@@ -195,7 +195,7 @@ impl<'a> Session<'a> {
             |progress| fleet::show(&bar, &progress),
         );
         bar.finish_and_clear();
-        Ok(Session {
+        Ok(Training {
             arguments,
             output,
             learning,
@@ -404,7 +404,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// `EPOCH/BATCH`, as [`Session::save`] writes it.
+/// `EPOCH/BATCH`, as [`Training::save`] writes it.
 fn parse_position(text: &str) -> Result<Position> {
     let parts = text.split_once('/').and_then(|(epoch, batch)| {
         Some(Position {

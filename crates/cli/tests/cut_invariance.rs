@@ -36,90 +36,55 @@ fn assert_same(hashes: &BTreeMap<String, String>) {
     assert_eq!(different.len(), 1, "{hashes:#?}");
 }
 
-#[test]
-fn resnet34_over_one_to_four_stages_and_one_or_two_threads() {
+/// What the short form leaves out and the long form (`OUTBOARD_LONG=1`) has.
+fn long() -> bool {
+    std::env::var_os("OUTBOARD_LONG").is_some()
+}
+
+/// Trains once for every combination, and once alone.
+fn assert_cuts_do_not_show(model: &str, steps: &str, more: &[&str], combinations: &[[&str; 3]]) {
     let mut hashes = BTreeMap::new();
-    for workers in ["0", "1", "2", "3"] {
-        for threads in ["1", "2"] {
-            let more = [
-                "--micro-batches",
-                "4",
-                "--steps",
-                "6",
-                "--use",
-                "all",
-                "--workers",
-                workers,
-                "--threads",
-                threads,
-            ];
-            hashes.insert(
-                format!("{workers} workers, {threads} threads"),
-                weights("resnet34", &more),
-            );
-        }
+    for [workers, schedule, threads] in [["0", "auto", "2"]].iter().chain(combinations) {
+        let mut arguments = vec!["--micro-batches", "4", "--steps", steps, "--use", "all"];
+        arguments.extend(["--workers", workers, "--schedule", schedule]);
+        arguments.extend(["--threads", threads]);
+        arguments.extend(more);
+        hashes.insert(
+            format!("{workers} workers, {schedule}, {threads} threads"),
+            weights(model, &arguments),
+        );
     }
     assert_same(&hashes);
 }
 
 #[test]
-fn resnet34_with_every_schedule() {
-    let mut hashes = BTreeMap::new();
-    for schedule in SCHEDULES {
-        let more = [
-            "--micro-batches",
-            "4",
-            "--steps",
-            "2",
-            "--use",
-            "all",
-            "--workers",
-            "2",
-            "--threads",
-            "1",
-            "--schedule",
-            schedule,
-        ];
-        hashes.insert(schedule.to_owned(), weights("resnet34", &more));
+fn resnet34_over_one_to_four_stages_and_one_or_two_threads() {
+    let (steps, threads) = if long() { ("6", vec!["1", "2"]) } else { ("2", vec!["1"]) };
+    let mut combinations = Vec::new();
+    for workers in ["0", "1", "2", "3"] {
+        combinations.extend(threads.iter().map(|threads| [workers, "auto", *threads]));
     }
-    hashes.insert(
-        "alone".to_owned(),
-        weights(
-            "resnet34",
-            &["--micro-batches", "4", "--steps", "2", "--threads", "1"],
-        ),
-    );
-    assert_same(&hashes);
+    assert_cuts_do_not_show("resnet34", steps, &[], &combinations);
+}
+
+#[test]
+fn every_schedule_over_three_stages() {
+    let (model, steps) = if long() { ("resnet34", "6") } else { ("resnet18", "2") };
+    let combinations = SCHEDULES.map(|schedule| ["2", schedule, "1"]);
+    assert_cuts_do_not_show(model, steps, &[], &combinations);
 }
 
 #[test]
 fn dropout_in_vit_tiny() {
-    let mut hashes = BTreeMap::new();
-    for workers in ["0", "1", "2", "3"] {
-        for (schedule, threads) in [("1f1b", "1"), ("zb-h1", "2")] {
-            let more = [
-                "--micro-batches",
-                "4",
-                "--steps",
-                "4",
-                "--use",
-                "all",
-                "--optimizer",
-                "adamw",
-                "--workers",
-                workers,
-                "--schedule",
-                schedule,
-                "--threads",
-                threads,
-            ];
-            hashes.insert(
-                format!("{workers} workers, {schedule}, {threads} threads"),
-                weights("vit_tiny", &more),
-            );
+    let mut combinations = vec![["2", "zb-h1", "1"], ["3", "1f1b", "2"]];
+    if long() {
+        for workers in ["0", "1", "2", "3"] {
+            combinations.extend(SCHEDULES.map(|schedule| [workers, schedule, "1"]));
+            combinations.push([workers, "auto", "2"]);
         }
     }
-    assert_same(&hashes);
+    let steps = if long() { "6" } else { "3" };
+    assert_cuts_do_not_show("vit_tiny", steps, &["--optimizer", "adamw"], &combinations);
 }
 
 /// The counter-example: another number of micro-batches is another computation for a model with batch norm.

@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::core::{Cause, Command, Core, DeviceId, Effect, Event, Report};
+use crate::core::{Cause, Command, Core, DeviceId, DeviceName, Effect, Event, Report};
 use crate::host::Connection;
 use crate::{HostOptions, RunError};
 
@@ -44,7 +44,7 @@ impl Handle {
     /// Starts the thread, which dials all devices at once.
     pub(crate) fn start(
         options: HostOptions,
-        names: Vec<String>,
+        names: Vec<DeviceName>,
         connections: Vec<Connection>,
     ) -> Result<Handle, RunError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -116,7 +116,7 @@ struct Links {
 
 async fn coordinate(
     options: HostOptions,
-    names: Vec<String>,
+    names: Vec<DeviceName>,
     connections: Vec<Connection>,
     mut commands: mpsc::Receiver<Command>,
     reports: mpsc::Sender<Report>,

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use outboard_link::Link;
 use outboard_wire::DeviceHello;
 
-use crate::core::{Command, Report};
+use crate::core::{Command, DeviceName, Report};
 use crate::driver::Handle;
 use crate::{DeviceId, HostOptions, LinkMeasure, Progress, Run, RunError, RunOptions};
 
 /// A device to connect to.
 #[derive(Debug)]
 pub struct DeviceSpec {
-    /// Name for people; errors use it.
-    pub name: String,
+    /// Name for people; errors use it. Without one, a device is called by its address until it says its own name.
+    pub name: Option<String>,
     /// How to reach it.
     pub connection: Connection,
 }
@@ -32,7 +32,7 @@ pub enum Connection {
 pub struct DeviceInfo {
     /// Its index in the list that was given.
     pub id: DeviceId,
-    /// Its name in that list.
+    /// Its name in that list, or its own.
     pub name: String,
     /// What it said of itself.
     pub hello: DeviceHello,
@@ -108,10 +108,10 @@ impl Host {
         options: HostOptions,
         mut progress: impl FnMut(Progress),
     ) -> Result<Host, RunError> {
-        let names: Vec<String> = devices.iter().map(|device| device.name.clone()).collect();
+        let names: Vec<DeviceName> = devices.iter().map(name_of).collect();
         for device in &names {
             progress(Progress::Connecting {
-                device: device.clone(),
+                device: device.text.clone(),
             });
         }
         let in_process: Vec<bool> = devices
@@ -129,18 +129,18 @@ impl Host {
         });
         let mut hellos = vec![None; names.len()];
         while hellos.iter().any(Option::is_none) {
-            if let Report::Connected { device, hello } = shared.receive()?
+            if let Report::Connected {
+                device,
+                name,
+                hello,
+            } = shared.receive()?
                 && let Some(slot) = hellos.get_mut(device.0)
             {
-                *slot = Some(hello);
+                *slot = Some((name, hello));
             }
         }
         let mut known = Vec::new();
-        for (index, (name, hello)) in names
-            .into_iter()
-            .zip(hellos.into_iter().flatten())
-            .enumerate()
-        {
+        for (index, (name, hello)) in hellos.into_iter().flatten().enumerate() {
             let id = DeviceId(index);
             progress(Progress::Probing {
                 device: name.clone(),
@@ -198,6 +198,17 @@ impl Host {
             run,
             progress,
         )
+    }
+}
+
+fn name_of(spec: &DeviceSpec) -> DeviceName {
+    let address = match &spec.connection {
+        Connection::Url(address) => address.clone(),
+        Connection::Link(link) => link.peer.to_string(),
+    };
+    DeviceName {
+        text: spec.name.clone().unwrap_or(address),
+        until_hello: spec.name.is_none(),
     }
 }
 

@@ -177,6 +177,15 @@ impl Plan {
         "F / B / W per micro-batch",
     ];
 
+    /// Names of the devices of the schedule, in its order.
+    pub fn device_names(&self) -> Vec<String> {
+        let name = |device: &usize| {
+            let stage = self.stages.iter().find(|stage| stage.device == *device);
+            stage.map_or_else(String::new, |stage| stage.device_name.clone())
+        };
+        self.devices.iter().map(name).collect()
+    }
+
     /// One row a stage for a table.
     pub fn rows(&self) -> Vec<[String; 8]> {
         self.stages

@@ -64,9 +64,9 @@ impl Geometry {
     /// strides 1. `None` when this one skips inputs or is padded beyond its kernel.
     pub(super) fn transposed(&self) -> Option<Self> {
         let mut padding = [0; 3];
-        for axis in 0..3 {
+        for (axis, padding) in padding.iter_mut().enumerate() {
             let reach = (self.kernel[axis] - 1) * self.dilation[axis];
-            padding[axis] = reach.checked_sub(self.padding[axis])?;
+            *padding = reach.checked_sub(self.padding[axis])?;
         }
         (self.stride == [1; 3]).then_some(Geometry {
             in_channels: self.out_channels,
@@ -286,8 +286,35 @@ pub(super) fn collect(
         });
 }
 
-/// The inverse of [`collect`]: spreads `[channels, end - start]` over `[N, C, plane]`, adding a bias a channel.
-pub(super) fn spread(
+/// Positions that a thread rearranges at a time.
+const POSITIONS: usize = 64;
+
+/// [`collect`] with positions outermost: `[end - start, channels]`.
+pub(super) fn collect_transposed(
+    planes: &[f32],
+    all_channels: usize,
+    plane: usize,
+    channels: std::ops::Range<usize>,
+    (start, _): (usize, usize),
+    out: &mut [f32],
+) {
+    let width = channels.len();
+    (out.par_chunks_mut(POSITIONS * width).enumerate()).for_each(|(chunk, out)| {
+        for (column, channel) in channels.clone().enumerate() {
+            let to = out[column..].iter_mut().step_by(width);
+            for (position, to) in (start + chunk * POSITIONS..).zip(to) {
+                let (image, at) = (position / plane, position % plane);
+                *to = planes[(image * all_channels + channel) * plane + at];
+            }
+        }
+    });
+}
+
+/// Channels that a thread spreads at a time: their elements lie side by side in the matrix.
+const CHANNELS: usize = 16;
+
+/// The inverse of [`collect_transposed`]: spreads `[end - start, channels]` over `[N, C, plane]`, adding a bias a channel.
+pub(super) fn spread_transposed(
     matrix: &[f32],
     all_channels: usize,
     plane: usize,
@@ -296,29 +323,27 @@ pub(super) fn spread(
     bias: Option<&[f32]>,
     planes: &mut [f32],
 ) {
-    let length = end - start;
-    let images = start / plane..end.div_ceil(plane);
-    let first = images.start * all_channels * plane;
-    planes[first..images.end * all_channels * plane]
-        .par_chunks_mut(plane)
-        .enumerate()
-        .with_min_len(4)
-        .for_each(|(index, out)| {
-            let (image, channel) = (images.start + index / all_channels, index % all_channels);
-            if !channels.contains(&channel) {
-                return;
-            }
-            let begin = start.max(image * plane);
-            let end = end.min((image + 1) * plane);
-            let row = &matrix[(channel - channels.start) * length..][..length];
-            let row = &row[begin - start..end - start];
-            let out = &mut out[begin - image * plane..][..row.len()];
-            match bias {
-                None => out.copy_from_slice(row),
-                Some(bias) => {
-                    let bias = bias[channel];
-                    out.iter_mut().zip(row).for_each(|(o, v)| *o = v + bias);
+    let width = channels.len();
+    for image in start / plane..end.div_ceil(plane) {
+        let begin = start.max(image * plane);
+        let end = end.min((image + 1) * plane);
+        let (first, matrix) = (begin - image * plane, &matrix[(begin - start) * width..]);
+        let from = (image * all_channels + channels.start) * plane;
+        (planes[from..][..width * plane].par_chunks_mut(plane * CHANNELS))
+            .enumerate()
+            .for_each(|(chunk, planes)| {
+                let columns = chunk * CHANNELS..(chunk * CHANNELS + planes.len() / plane);
+                // A stretch of positions after the other, so that what a channel reads is still near for the next one.
+                for stretch in (0..end - begin).step_by(POSITIONS) {
+                    let stretch = stretch..(stretch + POSITIONS).min(end - begin);
+                    for (column, plane) in columns.clone().zip(planes.chunks_exact_mut(plane)) {
+                        let bias = bias.map_or(0.0, |bias| bias[channels.start + column]);
+                        let out = &mut plane[first..][stretch.clone()];
+                        let values = matrix[stretch.start * width + column..].iter();
+                        let values = values.step_by(width);
+                        out.iter_mut().zip(values).for_each(|(o, v)| *o = v + bias);
+                    }
                 }
-            }
-        });
+            });
+    }
 }

@@ -9,6 +9,7 @@ use burn_backend::{DType as BurnType, Shape};
 use burn_flex::{Flex, FlexTensor, Layout};
 use rayon::prelude::*;
 
+use super::layout;
 use super::parallel::CHUNK;
 use super::tensor::CpuTensor;
 
@@ -37,9 +38,62 @@ pub(super) fn product(a: View<'_>, b: View<'_>) -> CpuTensor {
     CpuTensor::from_flex(Flex::float_matmul(a.flex(), b.flex()))
 }
 
-/// `mm` and `bmm`.
-pub(super) fn mm(a: CpuTensor, b: CpuTensor) -> CpuTensor {
+/// Most columns of a product that `gemm` computes at its best.
+pub(super) const BLOCK: usize = 128;
+
+/// Cuts `0..size` into as few parts of at most [`BLOCK`] as can be, all about equal.
+pub(super) fn blocks(size: usize) -> impl Iterator<Item = (usize, usize)> {
+    let parts = size.div_ceil(BLOCK);
+    (0..parts).map(move |part| (part * size / parts, (part + 1) * size / parts))
+}
+
+/// Whether a product is worth rearranging its right factor for.
+pub(super) fn is_large(rows: usize, inner: usize, columns: usize) -> bool {
+    rows >= 32 && inner >= 16 && columns >= 16
+}
+
+/// `bmm`.
+pub(super) fn bmm(a: CpuTensor, b: CpuTensor) -> CpuTensor {
     CpuTensor::from_flex(Flex::float_matmul(a.into_flex(), b.into_flex()))
+}
+
+/// `mm`, by the products that `gemm` is best at (see `conv`).
+pub(super) fn mm(a: CpuTensor, b: CpuTensor) -> CpuTensor {
+    let (&[rows, inner], &[_, columns]) = (a.dims(), b.dims()) else {
+        return bmm(a, b);
+    };
+    if !is_large(rows, inner, columns) {
+        return bmm(a, b);
+    }
+    let b = layout::permute(b, &[1, 0]);
+    let mut out = Vec::new();
+    for (from, to) in blocks(columns) {
+        let part = product(
+            View {
+                tensor: &a,
+                offset: 0,
+                dims: &[rows, inner],
+                strides: &[inner, 1],
+            },
+            View {
+                tensor: &b,
+                offset: from * inner,
+                dims: &[inner, to - from],
+                strides: &[1, inner],
+            },
+        );
+        if to - from == columns {
+            return part;
+        }
+        if out.is_empty() {
+            out.resize(rows * columns, 0.0);
+        }
+        let lines = out.chunks_exact_mut(columns);
+        for (line, part) in lines.zip(part.f32s().chunks_exact(to - from)) {
+            line[from..to].copy_from_slice(part);
+        }
+    }
+    CpuTensor::from_f32(&[rows, columns], out)
 }
 
 /// `bias + a @ b`, the bias expanded to the product's shape.

@@ -3,6 +3,7 @@
 use outboard_graph::{DType, Op};
 
 use super::columns::Geometry;
+use super::matmul::{BLOCK, is_large};
 use super::plan::{CpuPlan, PlanNode};
 use super::{conv, ops, reduce};
 use crate::ExecError;
@@ -77,31 +78,40 @@ fn gemm(m: usize, n: usize, k: usize) -> u64 {
         .saturating_mul(4)
 }
 
-fn convolution(g: &Geometry, threads: usize) -> u64 {
-    let group_out = g.out_channels / g.groups;
-    if g.is_pointwise() {
-        let at_once = threads.min(g.images * g.groups) as u64;
-        return at_once * gemm(group_out, g.out_plane(), g.in_channels / g.groups);
-    }
-    let tile = conv::tile(g);
-    f32s([g.rows(), tile]) + f32s([group_out, tile]) + gemm(group_out, tile, g.rows())
+fn convolution(g: &Geometry) -> u64 {
+    let (tile, block) = (conv::tile(g), BLOCK.min(g.out_channels / g.groups));
+    let columns = if g.is_pointwise() {
+        0
+    } else {
+        f32s([g.rows(), tile])
+    };
+    columns + f32s([tile, block]) + gemm(tile, block, g.rows())
 }
 
-fn convolution_input_grad(g: &Geometry, threads: usize) -> u64 {
+fn convolution_input_grad(g: &Geometry) -> u64 {
     if let Some(transposed) = g.transposed() {
-        let turned = f32s([g.out_channels, g.rows()]);
-        return turned + convolution(&transposed, threads);
+        return f32s([g.out_channels, g.rows()]) + convolution(&transposed);
     }
-    let (tile, group_out) = (conv::tile(g), g.out_channels / g.groups);
+    let (tile, group_out) = (conv::skipping_tile(g), g.out_channels / g.groups);
     f32s([g.rows(), tile]) + f32s([group_out, tile]) + gemm(g.rows(), tile, group_out)
 }
 
 fn convolution_weight_grad(g: &Geometry) -> u64 {
     let (tile, group_out) = (conv::tile(g), g.out_channels / g.groups);
+    let block = BLOCK.min(group_out);
     f32s([g.rows(), tile])
         + f32s([group_out, tile])
-        + f32s([g.rows(), group_out])
-        + gemm(g.rows(), group_out, tile)
+        + f32s([g.rows(), block])
+        + gemm(g.rows(), block, tile)
+}
+
+/// `[rows, inner] @ [inner, columns]`: the right factor rearranged, and a block of the product.
+fn mm(rows: usize, inner: usize, columns: usize) -> u64 {
+    if !is_large(rows, inner, columns) {
+        return gemm(rows, columns, inner);
+    }
+    let block = BLOCK.min(columns);
+    f32s([inner, columns]) + f32s([rows, block]) + gemm(rows, block, inner)
 }
 
 /// An upper bound on what an operator allocates beyond its results.
@@ -117,10 +127,8 @@ fn scratch(plan: &CpuPlan, node: &PlanNode, threads: usize) -> u64 {
         .map_or(&[][..], |(value, _)| dims(*value));
     let geometry = || ops::geometry(&node.op, &operands, result);
     match &node.op {
-        Op::Convolution { .. } => geometry().map_or(0, |g| convolution(&g, threads)),
-        Op::ConvolutionInputGrad { .. } => {
-            geometry().map_or(0, |g| convolution_input_grad(&g, threads))
-        }
+        Op::Convolution { .. } => geometry().map_or(0, |g| convolution(&g)),
+        Op::ConvolutionInputGrad { .. } => geometry().map_or(0, |g| convolution_input_grad(&g)),
         Op::ConvolutionWeightGrad { .. } => geometry().map_or(0, |g| convolution_weight_grad(&g)),
         Op::Addmm {} | Op::Mm {} | Op::Bmm {} => {
             let a = operand(usize::from(matches!(node.op, Op::Addmm {})));
@@ -128,7 +136,7 @@ fn scratch(plan: &CpuPlan, node: &PlanNode, threads: usize) -> u64 {
                 ([.., depth], [batch, rows, columns]) => {
                     threads.min(*batch) as u64 * gemm(*rows, *columns, *depth)
                 }
-                ([.., depth], [rows, columns]) => gemm(*rows, *columns, *depth),
+                ([.., inner], [rows, columns]) => mm(*rows, *inner, *columns),
                 _ => 0,
             }
         }

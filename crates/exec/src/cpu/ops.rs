@@ -149,9 +149,13 @@ pub(super) fn run(
             let (a, b) = (x.take(1)?, x.take(2)?);
             matmul::addmm(x.get(0)?, a, b)
         }
-        Op::Mm {} | Op::Bmm {} => {
+        Op::Mm {} => {
             let (a, b) = x.take_two()?;
             matmul::mm(a, b)
+        }
+        Op::Bmm {} => {
+            let (a, b) = x.take_two()?;
+            matmul::bmm(a, b)
         }
         Op::Embedding { .. } => lookup::embedding(x.get(0)?, x.get(1)?, out)?,
         Op::EmbeddingGrad { padding_idx, .. } => {

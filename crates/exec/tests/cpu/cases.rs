@@ -227,7 +227,9 @@ impl Convolution {
             rounding: Rounding::Terms(terms),
             seed,
         };
-        let bias = (seed % 2 == 0).then(|| (vec![outputs], Fill::Normal));
+        let bias = seed
+            .is_multiple_of(2)
+            .then(|| (vec![outputs], Fill::Normal));
         vec![
             case(
                 Op::Convolution {

@@ -24,10 +24,29 @@ pub(super) enum Stand {
     Gone { cause: String },
 }
 
+/// What a device is called.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceName {
+    /// Name for people.
+    pub text: String,
+    /// Whether this stands only until the device says its own name.
+    pub until_hello: bool,
+}
+
+impl From<String> for DeviceName {
+    /// A name that stays.
+    fn from(text: String) -> Self {
+        DeviceName {
+            text,
+            until_hello: false,
+        }
+    }
+}
+
 /// A device.
 #[derive(Debug)]
 pub(super) struct Device {
-    pub(super) name: String,
+    pub(super) name: DeviceName,
     pub(super) stand: Stand,
     pub(super) hello: Option<DeviceHello>,
     pub(super) heard: Duration,
@@ -42,7 +61,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub(super) fn new(name: String, receive_window_bytes: u64) -> Self {
+    pub(super) fn new(name: DeviceName, receive_window_bytes: u64) -> Self {
         Device {
             name,
             stand: Stand::Dialling,

@@ -266,6 +266,8 @@ pub enum Report {
     Connected {
         /// Device.
         device: DeviceId,
+        /// What it is called from now on.
+        name: String,
         /// What it said.
         hello: DeviceHello,
     },

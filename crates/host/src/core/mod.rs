@@ -14,6 +14,7 @@ mod step;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+pub use device::DeviceName;
 pub use event::{
     Cargo, Cause, Command, DeviceId, Effect, Event, LinkMeasure, Report, Route, RunSpec,
     ScheduleSpec, StepInput, StepSpec, Upload,
@@ -45,7 +46,7 @@ pub struct Core {
 
 impl Core {
     /// A coordinator of devices with these names.
-    pub fn new(options: HostOptions, names: Vec<String>) -> Self {
+    pub fn new(options: HostOptions, names: Vec<DeviceName>) -> Self {
         Core {
             net: Net::new(names, options.receive_window_bytes),
             options,

@@ -9,7 +9,7 @@ use outboard_wire::{
     decode_tensor,
 };
 
-use super::device::{Device, Stand};
+use super::device::{Device, DeviceName, Stand};
 use super::flow::{Body, Outgoing, Sent};
 use super::{DeviceId, Effect, Report};
 use crate::{HostOptions, RunError};
@@ -45,7 +45,7 @@ pub(super) struct Net {
 }
 
 impl Net {
-    pub(super) fn new(names: Vec<String>, receive_window_bytes: u64) -> Self {
+    pub(super) fn new(names: Vec<DeviceName>, receive_window_bytes: u64) -> Self {
         Net {
             devices: names
                 .into_iter()
@@ -68,7 +68,7 @@ impl Net {
     pub(super) fn name(&self, device: DeviceId) -> String {
         self.device(device).map_or_else(
             || format!("device {}", device.0),
-            |device| device.name.clone(),
+            |device| device.name.text.clone(),
         )
     }
 
@@ -129,8 +129,32 @@ impl Net {
         let ping = state.ping_now(now);
         self.send(device, ping);
         self.grant(device);
-        self.report(Report::Connected { device, hello });
+        self.adopt_name(device, &hello.name);
+        let name = self.name(device);
+        self.report(Report::Connected {
+            device,
+            name,
+            hello,
+        });
         true
+    }
+
+    /// Calls a device by its own name if it was given none. Should two say the same, the later one's address follows it.
+    fn adopt_name(&mut self, device: DeviceId, own: &str) {
+        let own: String = own.chars().filter(|char| !char.is_control()).collect();
+        let own = own.trim();
+        let is_taken = (self.devices.iter().enumerate())
+            .any(|(index, other)| index != device.0 && other.name.text == own);
+        if let Some(state) = self.device_mut(device)
+            && state.name.until_hello
+            && !own.is_empty()
+        {
+            state.name.text = if is_taken {
+                format!("{own} ({})", state.name.text)
+            } else {
+                own.to_owned()
+            };
+        }
     }
 
     pub(super) fn heard(&mut self, device: DeviceId) {

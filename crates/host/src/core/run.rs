@@ -60,6 +60,8 @@ pub(super) struct Run {
     phase: Phase,
     wishes: VecDeque<Wish>,
     pub(super) steps: VecDeque<Step>,
+    /// The training step that opens next.
+    next_step: u64,
     uploads: BTreeMap<DeviceId, Upload>,
     /// When each device last was given a tensor, and when it last said or sent anything of the run.
     exchanges: BTreeMap<DeviceId, (Duration, Duration)>,
@@ -98,6 +100,7 @@ impl Run {
         }
         Run {
             id,
+            next_step: spec.first_step(),
             spec,
             phase: Phase::Assigning {
                 ready: BTreeMap::new(),
@@ -117,9 +120,18 @@ impl Run {
         self.spec.assigns.iter().map(|(device, _)| *device)
     }
 
-    /// The step that failed, if the run fails now: the oldest that is not done.
+    /// The training step that is lost if the run fails now: the oldest that is not done, or the one to come.
     pub(super) fn step_in_progress(&self) -> Option<u64> {
-        self.steps.front().map(|step| step.step)
+        match self.steps.front() {
+            None => self.trains().then_some(self.next_step),
+            Some(step) if step.mode == StepMode::Train => Some(step.step),
+            Some(_) => None,
+        }
+    }
+
+    fn trains(&self) -> bool {
+        let mut assigns = self.spec.assigns.iter();
+        assigns.any(|(_, assign)| assign.optimizer.is_some())
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -203,6 +215,9 @@ impl Run {
     }
 
     fn open(&mut self, net: &mut Net, spec: StepSpec) {
+        if spec.mode == StepMode::Train {
+            self.next_step = spec.step + 1;
+        }
         for device in self.devices() {
             let message = HostMessage::Step {
                 run: self.id,

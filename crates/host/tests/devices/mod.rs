@@ -24,7 +24,7 @@ pub(crate) struct Relay {
 
 fn worker_options(index: usize) -> WorkerOptions {
     WorkerOptions {
-        name: format!("device {index}"),
+        name: Some(format!("device {index}")),
         device_id: format!("id {index}"),
         ..WorkerOptions::default()
     }
