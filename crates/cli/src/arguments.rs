@@ -17,7 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
   outboard train resnet34 --data images:photos --device tcp://10.0.0.7:7070 --image-size 224
   outboard plan resnet34 --device tcp://10.0.0.7:7070    see who would do what, and how fast
 
-Exit codes: 0 all was done; 2 bad usage or input; 3 a device was lost; 1 anything else."
+Exit codes: 0 all was done; 2 bad usage or input; 3 a device was lost; 130 stopped by Ctrl-C, after saving; 1 anything else."
 )]
 pub(crate) struct Cli {
     /// What to do.

@@ -1,4 +1,4 @@
-//! What the exit code means, in one place: 0 all was done, 2 bad usage or input, 3 a lost device, 1 anything else.
+//! What the exit code means, in one place: 0 all was done, 2 bad usage or input, 3 a lost device, 130 stopped by Ctrl-C, 1 anything else.
 
 use std::io::ErrorKind;
 

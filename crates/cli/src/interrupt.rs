@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 
 /// Exit code of a process that ended by Ctrl-C, by convention 128 + SIGINT.
-const INTERRUPTED: i32 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Whether the person has asked to stop.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ impl Interrupt {
         let flag = Arc::clone(&asked);
         ctrlc::set_handler(move || {
             if flag.swap(true, Ordering::SeqCst) {
-                std::process::exit(INTERRUPTED);
+                std::process::exit(INTERRUPTED.into());
             }
         })
         .context("cannot listen for Ctrl-C")?;

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     });
     match run(&command, &output) {
         Ok(Ending::Complete) => ExitCode::SUCCESS,
-        Ok(Ending::Interrupted) => ExitCode::FAILURE,
+        Ok(Ending::Interrupted) => ExitCode::from(interrupt::INTERRUPTED),
         Err(error) => {
             let code = exit::code(&error);
             output.event(&Event::Error {

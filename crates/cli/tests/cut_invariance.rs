@@ -59,7 +59,11 @@ fn assert_cuts_do_not_show(model: &str, steps: &str, more: &[&str], combinations
 
 #[test]
 fn resnet34_over_one_to_four_stages_and_one_or_two_threads() {
-    let (steps, threads) = if long() { ("6", vec!["1", "2"]) } else { ("2", vec!["1"]) };
+    let (steps, threads) = if long() {
+        ("6", vec!["1", "2"])
+    } else {
+        ("2", vec!["1"])
+    };
     let mut combinations = Vec::new();
     for workers in ["0", "1", "2", "3"] {
         combinations.extend(threads.iter().map(|threads| [workers, "auto", *threads]));
@@ -69,7 +73,11 @@ fn resnet34_over_one_to_four_stages_and_one_or_two_threads() {
 
 #[test]
 fn every_schedule_over_three_stages() {
-    let (model, steps) = if long() { ("resnet34", "6") } else { ("resnet18", "2") };
+    let (model, steps) = if long() {
+        ("resnet34", "6")
+    } else {
+        ("resnet18", "2")
+    };
     let combinations = SCHEDULES.map(|schedule| ["2", schedule, "1"]);
     assert_cuts_do_not_show(model, steps, &[], &combinations);
 }

@@ -9,7 +9,9 @@ use common::finished;
 
 /// A script in a mount namespace of its own, with a small file system on `$DISK`.
 fn on_a_small_disk(script: &str, folder: &std::path::Path, size: &str) -> std::process::Output {
-    let script = format!("set -e; mkdir -p \"$DISK\"; mount -t tmpfs -o size={size} none \"$DISK\"; {script}");
+    let script = format!(
+        "set -e; mkdir -p \"$DISK\"; mount -t tmpfs -o size={size} none \"$DISK\"; {script}"
+    );
     Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", &script])
         .env("OUTBOARD", env!("CARGO_BIN_EXE_outboard"))
@@ -54,10 +56,19 @@ fn a_full_disk_leaves_the_last_checkpoint_to_go_on_from() {
 /// Bytes of one checkpoint, measured.
 fn checkpoint_bytes(folder: &std::path::Path) -> u64 {
     let place = folder.join("measured");
-    let output = common::outboard(&["train", "mlp", "--batch", "16", "--steps", "1", "--json", "--checkpoint"])
-        .arg(&place)
-        .output()
-        .expect("runs");
+    let output = common::outboard(&[
+        "train",
+        "mlp",
+        "--batch",
+        "16",
+        "--steps",
+        "1",
+        "--json",
+        "--checkpoint",
+    ])
+    .arg(&place)
+    .output()
+    .expect("runs");
     assert_eq!(finished(output).code, Some(0));
     let files = std::fs::read_dir(place.join("step-000001")).expect("checkpoint");
     files

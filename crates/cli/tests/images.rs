@@ -14,7 +14,11 @@ fn folder(corrupt: &[(&str, &[u8])]) -> tempfile::TempDir {
             let place = folder.path().join(part).join(name);
             std::fs::create_dir_all(&place).expect("folder");
             for index in 0..8 {
-                std::fs::write(place.join(format!("{index}.pgm.bmp")), bitmap(class * 128 + index)).expect("write");
+                std::fs::write(
+                    place.join(format!("{index}.pgm.bmp")),
+                    bitmap(class * 128 + index),
+                )
+                .expect("write");
             }
         }
     }
@@ -44,7 +48,17 @@ fn bitmap(grey: usize) -> Vec<u8> {
 fn train(folder: &Path, more: &[&str]) -> common::Finished {
     let data = format!("images:{}", folder.display());
     let mut arguments = vec![
-        "train", "mlp", "--data", &data, "--image-size", "8", "--batch", "4", "--threads", "1", "--json",
+        "train",
+        "mlp",
+        "--data",
+        &data,
+        "--image-size",
+        "8",
+        "--batch",
+        "4",
+        "--threads",
+        "1",
+        "--json",
     ];
     arguments.extend(more);
     run(&arguments)
@@ -61,13 +75,19 @@ fn a_folder_of_images_trains() {
 #[test]
 fn corrupt_images_are_named_and_counted() {
     let cut = &bitmap(9)[..80];
-    let folder = folder(&[("cut.bmp", cut), ("letter.png", b"Dear all,"), ("empty.jpg", b"")]);
+    let folder = folder(&[
+        ("cut.bmp", cut),
+        ("letter.png", b"Dear all,"),
+        ("empty.jpg", b""),
+    ]);
     let done = train(folder.path(), &["--epochs", "1"]);
     assert_eq!(done.done()["corrupt_images"], 3);
     for name in ["cut.bmp", "letter.png", "empty.jpg"] {
         let told = done.all("corrupt_image");
         assert!(
-            told.iter().any(|event| event["reason"].as_str().is_some_and(|reason| reason.contains(name))),
+            told.iter().any(|event| event["reason"]
+                .as_str()
+                .is_some_and(|reason| reason.contains(name))),
             "{told:?}"
         );
         assert!(done.stderr.contains(name), "{}", done.stderr);
@@ -85,5 +105,8 @@ fn a_corrupt_image_is_fatal_when_asked() {
 fn a_folder_without_images_is_named() {
     let empty = tempfile::tempdir().expect("folder");
     let message = train(empty.path(), &["--epochs", "1"]).error(2);
-    assert!(message.contains(&empty.path().display().to_string()), "{message}");
+    assert!(
+        message.contains(&empty.path().display().to_string()),
+        "{message}"
+    );
 }

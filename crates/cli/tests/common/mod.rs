@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// The full Fashion-MNIST of the Debian package `dataset-fashion-mnist`; tests that need it fail without it.
-pub const FASHION: &str = "fashion-mnist:/usr/share/datasets/fashion-mnist";
+pub(crate) const FASHION: &str = "fashion-mnist:/usr/share/datasets/fashion-mnist";
 
 /// `outboard` with these arguments, and a profile cache shared by all tests of a file.
-pub fn outboard(arguments: &[&str]) -> Command {
+pub(crate) fn outboard(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_outboard"));
     command
         .args(arguments)
@@ -27,15 +27,15 @@ fn cache() -> PathBuf {
 }
 
 /// What a finished `--json` command printed.
-pub struct Finished {
-    pub code: Option<i32>,
-    pub events: Vec<Value>,
-    pub stderr: String,
+pub(crate) struct Finished {
+    pub(crate) code: Option<i32>,
+    pub(crate) events: Vec<Value>,
+    pub(crate) stderr: String,
 }
 
 impl Finished {
     /// The events of this name.
-    pub fn all(&self, name: &str) -> Vec<&Value> {
+    pub(crate) fn all(&self, name: &str) -> Vec<&Value> {
         self.events
             .iter()
             .filter(|event| event["event"] == name)
@@ -43,7 +43,7 @@ impl Finished {
     }
 
     /// The last line, which must be `done`.
-    pub fn done(&self) -> &Value {
+    pub(crate) fn done(&self) -> &Value {
         let last = self
             .events
             .last()
@@ -58,7 +58,7 @@ impl Finished {
     }
 
     /// The hash of the final weights.
-    pub fn weights(&self) -> String {
+    pub(crate) fn weights(&self) -> String {
         self.done()["weights_sha256"]
             .as_str()
             .expect("weights_sha256")
@@ -66,7 +66,7 @@ impl Finished {
     }
 
     /// The last line, which must be `error` with this exit code; gives the message.
-    pub fn error(&self, code: i32) -> String {
+    pub(crate) fn error(&self, code: i32) -> String {
         assert_eq!(
             self.code,
             Some(code),
@@ -85,7 +85,7 @@ impl Finished {
 }
 
 /// Parses the JSON lines of a finished process.
-pub fn finished(output: Output) -> Finished {
+pub(crate) fn finished(output: Output) -> Finished {
     let stdout = String::from_utf8(output.stdout).expect("utf-8");
     let events = stdout
         .lines()
@@ -99,19 +99,19 @@ pub fn finished(output: Output) -> Finished {
 }
 
 /// Runs to the end.
-pub fn run(arguments: &[&str]) -> Finished {
+pub(crate) fn run(arguments: &[&str]) -> Finished {
     finished(outboard(arguments).output().expect("the binary runs"))
 }
 
 /// A running process whose JSON lines are read one by one. Dropping it kills it.
-pub struct Running {
-    pub child: Child,
+pub(crate) struct Running {
+    pub(crate) child: Child,
     lines: std::sync::mpsc::Receiver<String>,
 }
 
 impl Running {
     /// Starts a `--json` command.
-    pub fn start(arguments: &[&str]) -> Running {
+    pub(crate) fn start(arguments: &[&str]) -> Running {
         let mut child = outboard(arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -130,7 +130,7 @@ impl Running {
     }
 
     /// The next event of this name; all others before it are dropped.
-    pub fn wait_for(&self, name: &str, limit: Duration) -> Value {
+    pub(crate) fn wait_for(&self, name: &str, limit: Duration) -> Value {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -146,8 +146,16 @@ impl Running {
         }
     }
 
+    /// Sends a signal by its name, such as `INT`.
+    pub(crate) fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([&format!("-{name}"), &self.child.id().to_string()])
+            .status();
+        assert!(status.expect("kill").success());
+    }
+
     /// Waits for the end of the process: exit code, the events not read yet, how long it took.
-    pub fn end(mut self, limit: Duration) -> (Finished, Duration) {
+    pub(crate) fn end(mut self, limit: Duration) -> (Finished, Duration) {
         let start = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("wait") {
@@ -185,13 +193,13 @@ impl Drop for Running {
 }
 
 /// A worker process on a free port.
-pub struct Worker {
-    pub process: Running,
-    pub address: String,
+pub(crate) struct Worker {
+    pub(crate) process: Running,
+    pub(crate) address: String,
 }
 
 impl Worker {
-    pub fn start(name: &str) -> Worker {
+    pub(crate) fn start(name: &str) -> Worker {
         let process = Running::start(&[
             "worker",
             "--listen",
@@ -208,13 +216,13 @@ impl Worker {
     }
 
     /// `kill -9`.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process.child.kill().expect("kill");
         self.process.child.wait().expect("wait");
     }
 
     /// Resident bytes of the process.
-    pub fn resident_bytes(&self) -> u64 {
+    pub(crate) fn resident_bytes(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.child.id()))
             .expect("status");
         let line = text

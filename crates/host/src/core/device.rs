@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_clock_offset_comes_from_the_fastest_round_trip() {
-        let mut device = Device::new("a".into(), 1);
+        let mut device = Device::new("a".to_owned().into(), 1);
         device.stand = Stand::Up;
         // The worker's clock is 500 s ahead. The first answer was late by a second on its way back.
         let second = Duration::from_secs(1);

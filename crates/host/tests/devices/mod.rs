@@ -24,7 +24,7 @@ pub(crate) struct Relay {
 
 fn worker_options(index: usize) -> WorkerOptions {
     WorkerOptions {
-        name: Some(format!("device {index}")),
+        name: format!("device {index}"),
         device_id: format!("id {index}"),
         ..WorkerOptions::default()
     }
@@ -41,7 +41,7 @@ impl Devices {
 
     pub(crate) fn connect(&self) -> Host {
         let spec = |index: usize, connection| DeviceSpec {
-            name: format!("device {index}"),
+            name: Some(format!("device {index}")),
             connection,
         };
         let specs = match self {

@@ -99,7 +99,9 @@ impl Network {
     pub(crate) fn new(seed: u64, conducts: Vec<Conduct>, options: HostOptions) -> Self {
         let mut random = Random::new(seed);
         let count = conducts.len();
-        let names = (0..count).map(|index| format!("device {index}").into()).collect();
+        let names = (0..count)
+            .map(|index| format!("device {index}").into())
+            .collect();
         let latency_micros = 1 + random.below(20_000);
         let mut network = Network {
             now: Duration::ZERO,
