@@ -3,78 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use outboard_graph::{
-    Graph, Input, InputKind, OutputKind, Stage, StagePrograms, Tensor, TensorType, slice,
-    stage_programs,
+    Graph, Input, InputKind, OutputKind, Stage, StagePrograms, Tensor, slice, stage_programs,
 };
-use outboard_schedule::{Action, CostModel, Limits, generate, validate};
+use outboard_schedule::{Limits, validate};
 use outboard_wire::{Assign, SharedWeight, StageAssignment, StateKind, WeightSpec};
 use sha2::{Digest, Sha256};
 
+use crate::assignment::{Assignment, Feed};
 use crate::core::{Cargo, Route, RunSpec, Upload};
 use crate::placement::Placement;
 use crate::{DeviceId, RunError, RunOptions};
-
-/// A `Data` input of a stage.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Feed {
-    pub(crate) stage: u16,
-    pub(crate) name: String,
-    /// Whether what the loss is divided by depends on it: it is sent before everything else.
-    pub(crate) early: bool,
-}
-
-/// What the application's side of a run must know of the model.
-#[derive(Clone, Debug)]
-pub(crate) struct Assignment {
-    pub(crate) trains: bool,
-    /// The model's inputs.
-    pub(crate) data: BTreeMap<String, TensorType>,
-    pub(crate) training_feeds: Vec<Feed>,
-    pub(crate) evaluation_feeds: Vec<Feed>,
-    /// Results of an evaluation.
-    pub(crate) results: BTreeMap<String, TensorType>,
-    pub(crate) smallest_micro_batch: usize,
-    /// Weights that no stage takes.
-    pub(crate) idle_weights: BTreeMap<String, Tensor>,
-    placement: Placement,
-    in_flight: Vec<u16>,
-}
-
-impl Assignment {
-    /// Each device's list for steps of this many micro-batches: the plan's where it is the plan's number, else one of the
-    /// same kind, within what the workers planned for.
-    pub(crate) fn actions(
-        &self,
-        micro_batches: u16,
-    ) -> Result<Vec<(DeviceId, Vec<Action>)>, RunError> {
-        let Placement {
-            schedule,
-            kind,
-            devices,
-            ..
-        } = &self.placement;
-        let lists = if schedule.micro_batches == micro_batches {
-            schedule.actions.clone()
-        } else {
-            let placement = outboard_schedule::Placement::new(schedule.device_of_stage.clone())
-                .map_err(plan_error)?;
-            let limits = Limits {
-                in_flight: self.in_flight.clone(),
-                ..Limits::none()
-            };
-            // Gradients cost about twice what the forward pass does, half of it for the weights.
-            let costs = CostModel::uniform(schedule.stages(), [1.0; 3]);
-            generate(*kind, &placement, micro_batches, &costs, &limits)
-                .map_err(plan_error)?
-                .actions
-        };
-        Ok(devices
-            .iter()
-            .map(|device| DeviceId(*device))
-            .zip(lists)
-            .collect())
-    }
-}
 
 /// One stage with everything made of it.
 struct Part {
@@ -122,12 +60,13 @@ impl Part {
     }
 }
 
-/// Cuts the model, differentiates its stages, and says who gets what.
+/// Cuts the model, differentiates its stages, and says which of so many devices gets what. [`crate::Host::start`] does this
+/// itself; it is for those who drive a [`crate::core::Core`] of their own.
 ///
 /// # Errors
 ///
 /// [`RunError::Model`], [`RunError::Plan`] or [`RunError::Usage`], before anything is sent.
-pub(crate) fn assign(run: &RunOptions, devices: usize) -> Result<(Assignment, RunSpec), RunError> {
+pub fn assign(run: &RunOptions, devices: usize) -> Result<(Assignment, RunSpec), RunError> {
     let graph = &run.graph;
     graph.verify().map_err(model_error)?;
     let placement = &run.placement;
@@ -233,6 +172,7 @@ pub(crate) fn assign(run: &RunOptions, devices: usize) -> Result<(Assignment, Ru
         evaluation_feeds: feeds(&parts, false),
         results,
         smallest_micro_batch: graph.min_batch(),
+        largest_batch: run.largest_batch,
         idle_weights: idle
             .map(|(name, tensor)| (name.clone(), tensor.clone()))
             .collect(),

@@ -5,6 +5,7 @@
 //! memory link.
 
 mod assign;
+mod assignment;
 pub mod checkpoint;
 mod clip;
 pub mod core;
@@ -22,6 +23,8 @@ mod run;
 pub mod split;
 mod trace;
 
+pub use assign::assign;
+pub use assignment::{Assignment, Batch};
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use core::{DeviceId, LinkMeasure};
 pub use error::RunError;
@@ -30,5 +33,5 @@ pub use learning_rate::{LearningRate, LearningRateError};
 pub use options::{HostOptions, Progress, RunOptions};
 pub use placement::Placement;
 pub use report::{DeviceStep, StepReport, TimedAction, Transfer};
-pub use run::{Batch, Run};
+pub use run::Run;
 pub use trace::TraceWriter;

@@ -5,17 +5,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use outboard_graph::Tensor;
 use outboard_wire::{StateKind, StepMode};
 
-use crate::assign::{Assignment, assign};
-use crate::core::{Command, Report, ScheduleSpec, StepInput, StepSpec};
+use crate::assign::assign;
+use crate::assignment::{Assignment, Batch};
+use crate::core::{Command, Report};
 use crate::host::{Claim, DeviceInfo};
-use crate::split::{join, micro_batch_sizes, split};
+use crate::split::join;
 use crate::{HostOptions, Progress, RunError, RunOptions, StepReport};
 
 /// Training batches that may be submitted and not done: one computes, one has its inputs on their way, one waits.
 const MOST_SUBMITTED: usize = 3;
-
-/// A batch: the model's `Data` inputs by name.
-pub type Batch = Vec<(String, Tensor)>;
 
 /// A model on its devices. Dropping it frees them; [`Run::finish`] also tells whether that went well.
 ///
@@ -25,8 +23,6 @@ pub struct Run {
     claim: Claim,
     names: Vec<String>,
     assignment: Assignment,
-    micro_batches: usize,
-    largest_batch: usize,
     scheduled: BTreeSet<u16>,
     next_step: u64,
     next_evaluation: u64,
@@ -52,8 +48,6 @@ impl Run {
         let mut this = Run {
             claim,
             assignment,
-            micro_batches: run.placement.schedule.micro_batches.into(),
-            largest_batch: run.largest_batch,
             scheduled: BTreeSet::new(),
             next_step: run.first_step,
             next_evaluation: 0,
@@ -127,7 +121,9 @@ impl Run {
                 "a learning rate of {learning_rate}"
             )));
         }
-        let spec = self.step_spec(self.next_step, StepMode::Train, &batch, learning_rate)?;
+        let spec = self
+            .assignment
+            .step(self.next_step, StepMode::Train, &batch, learning_rate)?;
         while self.submitted >= MOST_SUBMITTED {
             let report = self.next_report()?;
             self.finished.push_back(report);
@@ -221,7 +217,9 @@ impl Run {
     /// Submits an evaluation; gives its number and the sizes of its micro-batches.
     fn submit_evaluation(&mut self, batch: &Batch) -> Result<(u64, Vec<usize>), RunError> {
         let number = self.next_evaluation;
-        let spec = self.step_spec(number, StepMode::Evaluate, batch, 0.0)?;
+        let spec = self
+            .assignment
+            .step(number, StepMode::Evaluate, batch, 0.0)?;
         let sizes = spec.sizes.iter().map(|size| *size as usize).collect();
         self.send(Command::Step(Box::new(spec)))?;
         self.next_evaluation += 1;
@@ -319,72 +317,8 @@ impl Run {
         if !self.scheduled.insert(micro_batches) {
             return Ok(());
         }
-        let actions = self.assignment.actions(micro_batches)?;
-        self.send(Command::Schedule(ScheduleSpec {
-            micro_batches,
-            actions,
-        }))
-    }
-
-    fn step_spec(
-        &self,
-        step: u64,
-        mode: StepMode,
-        batch: &Batch,
-        learning_rate: f64,
-    ) -> Result<StepSpec, RunError> {
-        let feeds = match mode {
-            StepMode::Train => &self.assignment.training_feeds,
-            StepMode::Evaluate => &self.assignment.evaluation_feeds,
-        };
-        let smallest = match mode {
-            StepMode::Train => self.assignment.smallest_micro_batch,
-            StepMode::Evaluate => 1,
-        };
-        let rows = batch_size(&self.assignment, batch)?;
-        if rows > self.largest_batch {
-            return Err(RunError::Batch(format!(
-                "it has {rows} samples, the run was started for {} at the most",
-                self.largest_batch
-            )));
-        }
-        let sizes = micro_batch_sizes(rows, self.micro_batches, smallest)?;
-        let mut parts = BTreeMap::new();
-        for (name, ty) in &self.assignment.data {
-            let Some((_, tensor)) = batch.iter().find(|(given, _)| given == name) else {
-                continue;
-            };
-            parts.insert(name.as_str(), split(name, tensor, ty, &sizes)?);
-        }
-        let mut inputs = Vec::new();
-        // Targets first, of all micro-batches: the loss cannot be divided by its weight before the last is known.
-        for early in [true, false] {
-            for micro_batch in 0..sizes.len() {
-                for feed in feeds.iter().filter(|feed| feed.early == early) {
-                    let tensor = parts
-                        .get(feed.name.as_str())
-                        .and_then(|parts| parts.get(micro_batch))
-                        .ok_or_else(|| RunError::Batch(format!("it lacks `{}`", feed.name)))?;
-                    inputs.push(StepInput {
-                        stage: feed.stage,
-                        micro_batch: u16::try_from(micro_batch).unwrap_or(u16::MAX),
-                        name: feed.name.clone(),
-                        tensor: tensor.clone(),
-                    });
-                }
-            }
-        }
-        let sizes = sizes
-            .into_iter()
-            .map(|size| u32::try_from(size).unwrap_or(u32::MAX))
-            .collect();
-        Ok(StepSpec {
-            step,
-            mode,
-            sizes,
-            inputs,
-            learning_rate,
-        })
+        let schedule = self.assignment.schedule(micro_batches)?;
+        self.send(Command::Schedule(schedule))
     }
 
     /// Results of an evaluation with their micro-batches joined.
@@ -415,25 +349,4 @@ impl Drop for Run {
             while !matches!(self.receive(), Ok(Report::Dropped) | Err(_)) {}
         }
     }
-}
-
-/// Samples of a batch, by the first of its tensors with a batch dimension.
-fn batch_size(assignment: &Assignment, batch: &Batch) -> Result<usize, RunError> {
-    for (name, tensor) in batch {
-        let Some(ty) = assignment.data.get(name) else {
-            let known: Vec<&str> = assignment.data.keys().map(String::as_str).collect();
-            return Err(RunError::Batch(format!(
-                "the model has no input `{name}`; it has {}",
-                known.join(", ")
-            )));
-        };
-        if let (Some(dim), Some(rows)) = (ty.dims.first(), tensor.dims().first())
-            && dim.is_batch()
-        {
-            return Ok(rows / dim.factor().max(1));
-        }
-    }
-    Err(RunError::Batch(
-        "none of its tensors has a batch dimension".to_owned(),
-    ))
 }
