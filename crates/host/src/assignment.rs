@@ -67,9 +67,19 @@ impl Assignment {
             };
             // Gradients cost about twice what the forward pass does, half of it for the weights.
             let costs = CostModel::uniform(schedule.stages(), [1.0; 3]);
-            generate(*kind, &placement, micro_batches, &costs, &limits)
-                .map_err(plan_error)?
-                .actions
+            match generate(*kind, &placement, micro_batches, &costs, &limits) {
+                Ok(schedule) => schedule.actions,
+                // Fewer micro-batches can want more of them in flight. The plan's own lists without the last micro-batches
+                // keep their order, so they end, and within the same memory.
+                Err(_) if micro_batches < schedule.micro_batches => {
+                    let mut lists = schedule.actions.clone();
+                    for list in &mut lists {
+                        list.retain(|action| action.micro_batch < micro_batches);
+                    }
+                    lists
+                }
+                Err(error) => return Err(plan_error(error)),
+            }
         };
         let devices = devices.iter().map(|device| DeviceId(*device));
         Ok(ScheduleSpec {
