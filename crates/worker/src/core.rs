@@ -112,6 +112,11 @@ impl Worker {
         self.phase == Phase::Gone && self.busy.is_none() && !self.must_drop
     }
 
+    /// Bytes of tensors that came and wait for the compute side.
+    pub fn held_bytes(&self) -> u64 {
+        self.inbound.iter().map(ReceiveWindow::held).sum()
+    }
+
     /// Takes what happened at `now`, on the worker's own clock, and says what to do. The first event of a connection may
     /// be [`Event::Timer`]: it starts the clock.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Effect> {
