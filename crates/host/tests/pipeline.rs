@@ -9,32 +9,17 @@
 )]
 
 mod devices;
+mod models;
 
 use std::collections::BTreeMap;
 
-use devices::{Devices, batch, model, run_options};
+use devices::Devices;
+use models::{batch, by_hand, model, run_options};
 use outboard_graph::zoo::ZooOptions;
-use outboard_graph::{Tensor, cut_candidates, init, weights_sha256};
+use outboard_graph::{Tensor, init, weights_sha256};
 use outboard_host::{Placement, RunError};
 use outboard_schedule::ScheduleKind;
 use outboard_wire::{Optimizer, TensorEncoding};
-
-/// Cuts that make this many stages of about as many nodes each.
-fn cuts(graph: &outboard_graph::Graph, stages: usize) -> Vec<usize> {
-    let candidates: Vec<usize> = cut_candidates(graph)
-        .expect("a canonical graph")
-        .iter()
-        .filter(|candidate| candidate.obstacle.is_none())
-        .map(|candidate| candidate.node)
-        .collect();
-    (1..stages)
-        .map(|stage| candidates[candidates.len() * stage / stages])
-        .collect()
-}
-
-fn by_hand(graph: &outboard_graph::Graph, devices: &[usize], kind: ScheduleKind) -> Placement {
-    Placement::by_hand(cuts(graph, devices.len()), devices, kind, 3).expect("a schedule")
-}
 
 /// Trains a few steps and gives the losses and the hash of the weights.
 fn train(devices: &Devices, placement: Placement) -> (Vec<f64>, [u8; 32], usize) {

@@ -1,13 +1,10 @@
-//! Real workers in this process, and a small model for them.
+//! Real workers in this process.
 
 use std::time::Duration;
 
 use outboard_exec::CpuExecutor;
-use outboard_graph::zoo::{self, ZooOptions};
-use outboard_graph::{Graph, Tensor, init};
-use outboard_host::{Batch, Connection, DeviceSpec, Host, HostOptions, Placement, RunOptions};
+use outboard_host::{Connection, DeviceSpec, Host, HostOptions};
 use outboard_link::{LinkAddress, ListenOptions, Listener, memory};
-use outboard_wire::{Optimizer, TensorEncoding};
 use outboard_worker::{WorkerOptions, run_link};
 
 /// Where the workers are.
@@ -104,72 +101,5 @@ impl Relay {
                 .expect("it listens"),
             kill,
         }
-    }
-}
-
-/// A model of the zoo for tiny images.
-pub(crate) fn model(name: &str, options: &ZooOptions) -> Graph {
-    let classes = if options.classes == 1000 {
-        10
-    } else {
-        options.classes
-    };
-    let options = ZooOptions {
-        image_size: 4,
-        channels: 1,
-        classes,
-        ..options.clone()
-    };
-    zoo::build(name, &options).expect("a model of the zoo")
-}
-
-/// A batch that follows from its number.
-pub(crate) fn batch(graph: &Graph, size: usize, number: u64) -> Batch {
-    graph
-        .inputs
-        .iter()
-        .filter(|input| input.kind == outboard_graph::InputKind::Data)
-        .map(|input| {
-            let ty = graph.ty(input.value).expect("typed");
-            let dims = ty.sizes(size).expect("small");
-            let count: usize = dims.iter().product();
-            let noise = |index: usize| {
-                let x = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ (number << 32));
-                (x >> 40) % 1000
-            };
-            let tensor = match ty.dtype {
-                outboard_graph::DType::I64 => {
-                    let values: Vec<i64> = (0..count).map(|i| (noise(i) % 10) as i64).collect();
-                    Tensor::from_i64(dims, &values)
-                }
-                _ => {
-                    let values: Vec<f32> =
-                        (0..count).map(|i| noise(i) as f32 / 500.0 - 1.0).collect();
-                    Tensor::from_f32(dims, &values)
-                }
-            };
-            (input.name.clone(), tensor.expect("it fits"))
-        })
-        .collect()
-}
-
-/// A run of SGD with momentum from seed 7.
-pub(crate) fn run_options(graph: &Graph, placement: Placement) -> RunOptions {
-    RunOptions {
-        graph: graph.clone(),
-        placement,
-        weights: init::weights(graph, 7).expect("initial weights"),
-        optimizer: Some(Optimizer::Sgd {
-            momentum: 0.9,
-            dampening: 0.0,
-            weight_decay: 1e-4,
-            nesterov: false,
-        }),
-        optimizer_state: Default::default(),
-        first_step: 0,
-        seed: 7,
-        encoding: TensorEncoding::F32,
-        clip_norm: Some(1.0),
-        largest_batch: 7,
     }
 }
