@@ -1,5 +1,6 @@
 //! Profiles on disk: one JSON file for each device and build.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -97,7 +98,8 @@ impl ProfileCache {
         }
     }
 
-    /// Saves a profile in one move: a reader sees the old file or the new one, also when the disk fills up.
+    /// Saves what was measured, in one move: a reader sees the old file or the new one, also when the disk fills up. What the
+    /// device could not run is not kept: with more memory, or with nobody leaving early, it may the next time.
     ///
     /// # Errors
     /// When the folder cannot be made or the file not written.
@@ -147,9 +149,13 @@ fn read(path: &Path) -> Result<Option<DeviceProfile>, String> {
 fn write(folder: &Path, path: &Path, profile: &DeviceProfile) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    let profile = DeviceProfile {
+        unsupported: BTreeSet::new(),
+        ..profile.clone()
+    };
     let text = serde_json::to_vec_pretty(&File {
         version: VERSION,
-        profile: profile.clone(),
+        profile,
     })?;
     file.write_all(&text)?;
     file.as_file().sync_all()?;
@@ -184,7 +190,12 @@ mod tests {
         assert!(matches!(cache.load(&profile.key), Cached::Absent));
         cache.save(&profile).unwrap();
         cache.save(&profile).unwrap();
-        assert!(matches!(cache.load(&profile.key), Cached::Found(found) if found == profile));
+        // What it could not run under that run's memory budget is asked again.
+        let kept = DeviceProfile {
+            unsupported: BTreeSet::new(),
+            ..profile.clone()
+        };
+        assert!(matches!(cache.load(&profile.key), Cached::Found(found) if found == kept));
         assert_eq!(
             fs::read_dir(folder.path().join("made/later"))
                 .unwrap()
@@ -196,6 +207,7 @@ mod tests {
             .map(|name| OpSignature(name.into()))
             .into();
         assert_eq!(profile.missing(&wanted), [&OpSignature("tanh".into())]);
+        assert_eq!(kept.missing(&wanted).len(), 2);
     }
 
     #[test]

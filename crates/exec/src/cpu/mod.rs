@@ -21,6 +21,7 @@ mod pointwise;
 mod pool;
 mod reduce;
 mod softmax;
+mod strided;
 mod tensor;
 
 use std::any::Any;

@@ -4,6 +4,7 @@ use burn_backend::{BoolStore, Bytes, DType as BurnType, Shape};
 use burn_flex::{FlexTensor, Layout};
 use outboard_graph::{DType, Tensor};
 
+use super::strided::gathered;
 use crate::ExecError;
 
 /// A tensor in this engine's memory. Cloning copies no data.
@@ -22,19 +23,16 @@ impl CpuTensor {
         if alone {
             return CpuTensor(tensor);
         }
-        if tensor.layout().is_contiguous() {
-            // `to_contiguous` would keep such a view of a larger buffer.
-            let start = tensor.layout().start_offset() * tensor.dtype().size();
-            let bytes = tensor.bytes()[start..][..elements * tensor.dtype().size()].to_vec();
-            let shape = tensor.layout().shape().clone();
-            let layout = Layout::contiguous(shape);
-            return CpuTensor(FlexTensor::new(
-                Bytes::from_bytes_vec(bytes),
-                layout,
-                tensor.dtype(),
-            ));
-        }
-        CpuTensor(tensor.to_contiguous())
+        let layout = tensor.layout();
+        let bytes = match tensor.dtype() {
+            BurnType::F32 => Bytes::from_elems(gathered::<f32>(tensor.storage(), layout)),
+            BurnType::I64 => Bytes::from_elems(gathered::<i64>(tensor.storage(), layout)),
+            BurnType::F16 => Bytes::from_elems(gathered::<half::f16>(tensor.storage(), layout)),
+            BurnType::BF16 => Bytes::from_elems(gathered::<half::bf16>(tensor.storage(), layout)),
+            _ => Bytes::from_elems(gathered(tensor.bytes(), layout)),
+        };
+        let layout = Layout::contiguous(layout.shape().clone());
+        CpuTensor(FlexTensor::new(bytes, layout, tensor.dtype()))
     }
 
     /// The primitive.
