@@ -2,6 +2,7 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
+use pulp::Arch;
 use rayon::prelude::*;
 
 use crate::ExecError;
@@ -100,6 +101,8 @@ impl UpdateRule {
                 gradient.len(),
             )));
         }
+        // Fused multiply-adds are instructions on most processors, but calls of a function where that is not known.
+        let arch = Arch::new();
         let work = parameter
             .par_chunks_mut(CHUNK)
             .zip(gradient.par_chunks(CHUNK));
@@ -124,16 +127,23 @@ impl UpdateRule {
                 };
                 match state {
                     [] if momentum == 0.0 => work.for_each(|(parameter, gradient)| {
-                        for (p, &g) in parameter.iter_mut().zip(gradient) {
-                            step.plain(p, g);
-                        }
+                        arch.dispatch(|| {
+                            for (p, &g) in parameter.iter_mut().zip(gradient) {
+                                step.plain(p, g);
+                            }
+                        });
                     }),
                     [buffer] if momentum != 0.0 => {
                         work.zip(buffer.par_chunks_mut(CHUNK)).for_each(
                             |((parameter, gradient), buffer)| {
-                                for ((p, &g), b) in parameter.iter_mut().zip(gradient).zip(buffer) {
-                                    step.with_momentum(p, g, b);
-                                }
+                                arch.dispatch(|| {
+                                    let buffers = buffer.iter_mut();
+                                    for ((p, &g), b) in
+                                        parameter.iter_mut().zip(gradient).zip(buffers)
+                                    {
+                                        step.with_momentum(p, g, b);
+                                    }
+                                });
                             },
                         );
                     }
@@ -178,28 +188,33 @@ impl UpdateRule {
         work: impl IndexedParallelIterator<Item = (&'a mut [T], &'a [T])>,
         state: &mut [&mut [T]],
     ) -> Result<(), ExecError> {
+        let arch = Arch::new();
         match state {
             [mean, square] if !amsgrad => work
                 .zip(mean.par_chunks_mut(CHUNK).zip(square.par_chunks_mut(CHUNK)))
                 .for_each(|((parameter, gradient), (mean, square))| {
-                    for (((p, &g), m), s) in
-                        parameter.iter_mut().zip(gradient).zip(mean).zip(square)
-                    {
-                        step.moments(p, g, m, s);
-                        step.descend(p, *m, *s);
-                    }
+                    arch.dispatch(|| {
+                        let moments = mean.iter_mut().zip(square);
+                        for ((p, &g), (m, s)) in parameter.iter_mut().zip(gradient).zip(moments) {
+                            step.moments(p, g, m, s);
+                            step.descend(p, *m, *s);
+                        }
+                    });
                 }),
             [mean, square, greatest] if amsgrad => work
                 .zip(mean.par_chunks_mut(CHUNK).zip(square.par_chunks_mut(CHUNK)))
                 .zip(greatest.par_chunks_mut(CHUNK))
                 .for_each(|(((parameter, gradient), (mean, square)), greatest)| {
-                    let moments = mean.iter_mut().zip(square).zip(greatest);
-                    for ((p, &g), ((m, s), most)) in parameter.iter_mut().zip(gradient).zip(moments)
-                    {
-                        step.moments(p, g, m, s);
-                        *most = if step.first { T::of(0.0) } else { *most }.greater(*s);
-                        step.descend(p, *m, *most);
-                    }
+                    arch.dispatch(|| {
+                        let moments = mean.iter_mut().zip(square).zip(greatest);
+                        for ((p, &g), ((m, s), most)) in
+                            parameter.iter_mut().zip(gradient).zip(moments)
+                        {
+                            step.moments(p, g, m, s);
+                            *most = if step.first { T::of(0.0) } else { *most }.greater(*s);
+                            step.descend(p, *m, *most);
+                        }
+                    });
                 }),
             state => return Err(self.wrong_state(state.len())),
         }
@@ -227,18 +242,21 @@ struct SgdStep<T> {
 }
 
 impl<T: Real> SgdStep<T> {
+    #[inline(always)]
     fn penalised(&self, parameter: T, gradient: T) -> T {
         let gradient = gradient * self.scale;
         self.weight_decay
             .map_or(gradient, |decay| parameter.fused(decay, gradient))
     }
 
+    #[inline(always)]
     fn plain(&self, parameter: &mut T, gradient: T) {
         *parameter = self
             .penalised(*parameter, gradient)
             .fused(self.minus_rate, *parameter);
     }
 
+    #[inline(always)]
     fn with_momentum(&self, parameter: &mut T, gradient: T, buffer: &mut T) {
         let gradient = self.penalised(*parameter, gradient);
         *buffer = if self.first {
@@ -294,6 +312,7 @@ impl<T: Real> AdamStep<T> {
     }
 
     /// Decays the weight and takes the gradient into its averages.
+    #[inline(always)]
     fn moments(&self, parameter: &mut T, gradient: T, mean: &mut T, square: &mut T) {
         let mut gradient = gradient * self.scale;
         if let Some(shrink) = self.shrink {
@@ -311,6 +330,7 @@ impl<T: Real> AdamStep<T> {
         *square = (self.square_weight * gradient).fused(gradient, old_square * self.beta2);
     }
 
+    #[inline(always)]
     fn descend(&self, parameter: &mut T, mean: T, square: T) {
         let denominator = square.root() / self.root_of_correction + self.eps;
         *parameter = *parameter + self.minus_step_size * mean / denominator;
@@ -318,6 +338,7 @@ impl<T: Real> AdamStep<T> {
 }
 
 /// `torch.lerp`, which starts from the nearer end.
+#[inline(always)]
 fn lerp<T: Real>(start: T, end: T, weight: T) -> T {
     if weight < T::of(0.5) {
         weight.fused(end - start, start)
@@ -353,6 +374,7 @@ macro_rules! real {
             fn of(value: f64) -> Self {
                 value as $float
             }
+            #[inline(always)]
             fn fused(self, a: Self, b: Self) -> Self {
                 self.mul_add(a, b)
             }

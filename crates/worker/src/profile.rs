@@ -16,6 +16,10 @@ use crate::stage::parse;
 /// Repetitions of a program at the least, unless they take too long.
 const LEAST_REPETITIONS: usize = 5;
 
+/// After this long, that many repetitions of a long program are enough.
+const LONG_TIME: Duration = Duration::from_millis(300);
+const LONG_REPETITIONS: usize = 3;
+
 /// Repetitions at the most.
 const MOST_REPETITIONS: usize = 100;
 
@@ -95,6 +99,7 @@ fn seconds<E: Executor>(
     let mut total = Duration::ZERO;
     for set in sets.iter().cycle().take(MOST_REPETITIONS) {
         let enough = times.len() >= LEAST_REPETITIONS && total >= LEAST_TIME;
+        let enough = enough || (times.len() >= LONG_REPETITIONS && total >= LONG_TIME);
         let too_long = !times.is_empty() && total >= MOST_TIME;
         if enough || too_long {
             break;

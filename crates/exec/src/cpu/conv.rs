@@ -20,6 +20,10 @@ const TILE_POSITIONS: usize = 512;
 /// Most positions of a tile.
 const MAX_TILE_POSITIONS: usize = 4096;
 
+/// Up to this many positions a matrix of weights is so much larger than one of positions that it is moved as little as can
+/// be, whatever shape of product that takes.
+const FEW_POSITIONS: usize = 128;
+
 /// Positions of a tile.
 pub(super) fn tile(g: &Geometry) -> usize {
     if g.is_pointwise() {
@@ -108,7 +112,7 @@ pub(super) fn input_grad(
     weight: &CpuTensor,
     input_dims: &[usize],
 ) -> CpuTensor {
-    if let Some(transposed) = g.transposed() {
+    if let Some(transposed) = as_forward(g) {
         let weight = turned(g, weight.f32s());
         return forward(&transposed, grad, &weight, None, input_dims);
     }
@@ -149,6 +153,12 @@ pub(super) fn input_grad(
     CpuTensor::from_f32(input_dims, out)
 }
 
+/// The convolution of turned weights that gives the input gradient, where that is the faster way: for few positions, turning
+/// the weights would take longer than adding up columns.
+pub(super) fn as_forward(g: &Geometry) -> Option<Geometry> {
+    g.transposed().filter(|_| g.positions() > FEW_POSITIONS)
+}
+
 /// The weights of [`Geometry::transposed`]: input and output channels swapped within each group, taps reversed.
 fn turned(g: &Geometry, weight: &[f32]) -> CpuTensor {
     let taps = g.taps();
@@ -173,7 +183,8 @@ pub(super) fn weight_grad(
 ) -> CpuTensor {
     let (rows, plane) = (g.rows(), g.out_plane());
     let group_out = g.out_channels / g.groups;
-    let mut out = vec![0.0; g.out_channels * rows];
+    let is_direct = is_weight_grad_direct(g);
+    let mut out = vec![0.0; if is_direct { 0 } else { g.out_channels * rows }];
     let mut columns = buffer(rows, tile(g));
     let mut grads = buffer(group_out, tile(g));
     for range @ (start, end) in tiles(g, tile(g)) {
@@ -191,6 +202,23 @@ pub(super) fn weight_grad(
                 range,
                 collected,
             );
+            if is_direct {
+                let result = product(
+                    View {
+                        tensor: &grads,
+                        offset: 0,
+                        dims: &[group_out, length],
+                        strides: &[length, 1],
+                    },
+                    View {
+                        tensor: &columns,
+                        offset: 0,
+                        dims: &[length, rows],
+                        strides: &[1, length],
+                    },
+                );
+                return result.reshaped(weight_dims);
+            }
             for (from, to) in blocks(group_out) {
                 let result = product(
                     View {
@@ -213,6 +241,11 @@ pub(super) fn weight_grad(
         }
     }
     CpuTensor::from_f32(weight_dims, out)
+}
+
+/// Whether the weight gradient is one product, which needs neither turning nor adding.
+pub(super) fn is_weight_grad_direct(g: &Geometry) -> bool {
+    g.groups == 1 && g.positions() <= FEW_POSITIONS.min(tile(g))
 }
 
 /// `out [columns, rows] += matrix [rows, columns]^T`, in blocks that stay in cache.

@@ -89,7 +89,7 @@ fn convolution(g: &Geometry) -> u64 {
 }
 
 fn convolution_input_grad(g: &Geometry) -> u64 {
-    if let Some(transposed) = g.transposed() {
+    if let Some(transposed) = conv::as_forward(g) {
         return f32s([g.out_channels, g.rows()]) + convolution(&transposed);
     }
     let (tile, group_out) = (conv::skipping_tile(g), g.out_channels / g.groups);
@@ -98,6 +98,10 @@ fn convolution_input_grad(g: &Geometry) -> u64 {
 
 fn convolution_weight_grad(g: &Geometry) -> u64 {
     let (tile, group_out) = (conv::tile(g), g.out_channels / g.groups);
+    if conv::is_weight_grad_direct(g) {
+        let inputs = f32s([g.rows(), tile]) + f32s([group_out, tile]);
+        return inputs + gemm(group_out, g.rows(), tile);
+    }
     let block = BLOCK.min(group_out);
     f32s([g.rows(), tile])
         + f32s([group_out, tile])
