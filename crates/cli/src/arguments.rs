@@ -240,9 +240,10 @@ pub(crate) struct OptimizerArguments {
     /// Use the maximum of all second moments (adam, adamw).
     #[arg(long)]
     pub(crate) amsgrad: bool,
-    /// `constant`, `step:SIZE:GAMMA`, `cosine:STEPS`, `linear:STEPS`, with `warmup:STEPS,` before any of them.
-    #[arg(long, value_name = "SCHEDULE", default_value = "constant")]
-    pub(crate) lr_schedule: String,
+    /// `constant`, `step:STEPS:FACTOR` or `cosine:STEPS`, with `warmup:STEPS,` before any of them. Unless given, a cosine to
+    /// 0 over all steps of the run.
+    #[arg(long, value_name = "SCHEDULE")]
+    pub(crate) lr_schedule: Option<String>,
     /// Clip gradients by their global norm over all stages.
     #[arg(long, value_name = "X")]
     pub(crate) clip_norm: Option<f64>,

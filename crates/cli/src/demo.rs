@@ -18,6 +18,7 @@ use crate::arguments::{
 use crate::evaluation;
 use crate::events::{Done, Event};
 use crate::fleet::{self, Fleet};
+use crate::optimizer::over_all_steps;
 use crate::output::{self, Output};
 use crate::planning;
 use crate::resources;
@@ -25,8 +26,8 @@ use crate::train::steady_seconds;
 use crate::work::Work;
 
 const MODEL: &str = "resnet18";
-const BATCH: u32 = 64;
-const MICRO_BATCHES: u16 = 8;
+const BATCH: u32 = 32;
+const MICRO_BATCHES: u16 = 4;
 /// Most devices that the demo starts by itself.
 const MOST_DEVICES: usize = 4;
 /// Steps measured on one device alone.
@@ -223,7 +224,8 @@ fn train(
         None => None,
     };
     let loader = loader(work)?;
-    let bar = output.progress(loader.batches_per_epoch() * EPOCHS, "train");
+    let steps = loader.batches_per_epoch() * EPOCHS;
+    let bar = output.progress(steps, "train");
     let (mut seconds, mut losses) = (Vec::new(), Vec::new());
     let mut last: Option<StepReport> = None;
     let mut take = |report: StepReport| -> Result<()> {
@@ -264,7 +266,8 @@ fn train(
             (work.images.clone(), batch.images),
             (work.targets.clone(), batch.targets),
         ];
-        run.submit(tensors, LEARNING_RATE)?;
+        let rate = over_all_steps(LEARNING_RATE, run.next_step(), steps);
+        run.submit(tensors, rate)?;
     }
     while run.pending() > 0 {
         take(run.wait()?)?;

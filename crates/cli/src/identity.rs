@@ -15,6 +15,7 @@ pub(crate) fn worker_options(name: String, share: Share) -> WorkerOptions {
         device_id: device_id(),
         threads: share.threads,
         memory_bytes: share.memory,
+        freed: crate::resources::release_memory,
         ..WorkerOptions::default()
     }
 }

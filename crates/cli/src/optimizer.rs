@@ -13,7 +13,8 @@ pub(crate) struct Learning {
     /// The rule and its settings.
     pub(crate) optimizer: Optimizer,
     base: f64,
-    rate: LearningRate,
+    /// A cosine over all steps unless it was said.
+    rate: Option<LearningRate>,
     /// Global norm to clip to.
     pub(crate) clip_norm: Option<f64>,
 }
@@ -70,10 +71,13 @@ impl Learning {
                 "--clip-norm {norm}: give a number over 0"
             );
         }
-        let rate = arguments
-            .lr_schedule
-            .parse::<LearningRate>()
-            .map_err(|error| Usage(format!("--lr-schedule {}: {error}", arguments.lr_schedule)))?;
+        let rate = match &arguments.lr_schedule {
+            None => None,
+            Some(text) => Some(
+                text.parse::<LearningRate>()
+                    .map_err(|error| Usage(format!("--lr-schedule {text}: {error}")))?,
+            ),
+        };
         Ok(Learning {
             optimizer,
             base,
@@ -82,9 +86,12 @@ impl Learning {
         })
     }
 
-    /// The learning rate of a step.
-    pub(crate) fn rate(&self, step: u64) -> f64 {
-        self.rate.at(self.base, step)
+    /// The learning rate of a step of a run with this many.
+    pub(crate) fn rate(&self, step: u64, steps: u64) -> f64 {
+        match &self.rate {
+            Some(rate) => rate.at(self.base, step),
+            None => over_all_steps(self.base, step, steps),
+        }
     }
 
     /// State tensors that the rule keeps for each parameter.
@@ -94,6 +101,15 @@ impl Learning {
             Optimizer::Adam { amsgrad, .. } => 2 + u64::from(amsgrad),
         }
     }
+}
+
+/// A cosine from `base` to 0 over a run: it needs no choice of steps, and ends with weights that have settled.
+pub(crate) fn over_all_steps(base: f64, step: u64, steps: u64) -> f64 {
+    let cosine = LearningRate::Cosine {
+        steps: steps.max(1),
+        lowest: 0.0,
+    };
+    cosine.at(base, step)
 }
 
 /// `0.9,0.999`: two rates in [0, 1).

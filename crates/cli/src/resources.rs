@@ -49,6 +49,18 @@ fn total_memory() -> u64 {
         .map_or(UNKNOWN_MEMORY, |kib| kib * 1024)
 }
 
+/// Gives memory that was freed back to the system: a worker waits for its next host for days, and glibc would keep it.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[expect(unsafe_code, reason = "the only way to tell glibc")]
+pub(crate) fn release_memory() {
+    // SAFETY: `malloc_trim` takes no pointer, and may be called by any thread at any time.
+    unsafe { libc::malloc_trim(0) };
+}
+
+/// Other allocators do so by themselves.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub(crate) fn release_memory() {}
+
 /// The folder of measured profiles: as given, or `outboard` in the user's cache folder. `None` keeps nothing.
 pub(crate) fn cache_folder(arguments: &CacheArguments) -> Option<PathBuf> {
     arguments.cache.clone().or_else(|| {

@@ -271,7 +271,7 @@ impl<'a> Training<'a> {
                 reason: skipped.reason.clone(),
             });
         }
-        let rate = self.learning.rate(self.run.next_step());
+        let rate = self.learning.rate(self.run.next_step(), self.last_step);
         let tensors = vec![
             (self.work.images.clone(), batch.images),
             (self.work.targets.clone(), batch.targets),

@@ -10,6 +10,7 @@ use outboard_graph::{
 
 use crate::estimate::Estimate;
 use crate::options::micro_batch_sizes;
+use crate::plan::Bytes;
 use crate::signature::{PROBE_ELEMENTS, model_error, node_signature, optimizer_probe};
 use crate::workload::{StageNumbers, Workload};
 use crate::{Device, DeviceProfile, OpSignature, PlanError, SearchOptions, signatures};
@@ -18,6 +19,7 @@ use crate::{Device, DeviceProfile, OpSignature, PlanError, SearchOptions, signat
 pub(crate) struct Times {
     index: HashMap<OpSignature, usize>,
     names: Vec<String>,
+    memory_bytes: Vec<u64>,
     /// `[device][signature]`; nothing where the device cannot run it.
     seconds: Vec<Vec<Option<f64>>>,
     /// Seconds that summing one `f32` element to another one takes on each device.
@@ -58,6 +60,10 @@ impl Times {
                 .map(|device| sum_seconds(&device.profile))
                 .collect(),
             names: devices.iter().map(|device| device.name.clone()).collect(),
+            memory_bytes: devices
+                .iter()
+                .map(|device| device.profile.memory_bytes)
+                .collect(),
             index: wanted
                 .into_iter()
                 .enumerate()
@@ -101,7 +107,16 @@ impl Times {
             .find(|(_, index)| **index == signature)
             .map_or("", |(text, _)| text.0.as_str());
         let name = self.names.get(device).map_or("a device", String::as_str);
-        format!("{name} cannot run\n{text}")
+        let memory = self.memory_bytes.get(device).copied().unwrap_or(u64::MAX);
+        let sizes = text.parse::<Graph>().ok().and_then(|program| {
+            let mut sizes = program.values.iter().map(|value| value.ty.bytes(1));
+            sizes.try_fold(0_u64, |sum, bytes| sum.checked_add(bytes?))
+        });
+        format!(
+            "{name}, with {} for stages, cannot run an operator whose tensors take {}:\n{text}",
+            Bytes(memory),
+            Bytes(sizes.unwrap_or(0))
+        )
     }
 }
 

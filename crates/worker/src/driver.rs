@@ -36,7 +36,7 @@ const REFUSAL_TIME: Duration = Duration::from_secs(2);
 const ACCEPT_FAILURES: u32 = 50;
 
 /// What a worker is, and how patient.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct WorkerOptions {
     /// Name for people.
     pub name: String,
@@ -53,6 +53,8 @@ pub struct WorkerOptions {
     /// Silence after which a host counts as gone. Hosts ping every second, so this only ends links that died without a
     /// word.
     pub silence_timeout: Duration,
+    /// Called on the compute thread when a run or a profile has been freed.
+    pub freed: fn(),
 }
 
 impl Default for WorkerOptions {
@@ -65,6 +67,7 @@ impl Default for WorkerOptions {
             memory_bytes: 1 << 30,
             hello_timeout: Duration::from_secs(10),
             silence_timeout: Duration::from_secs(30),
+            freed: || (),
         }
     }
 }
@@ -116,7 +119,7 @@ pub async fn serve<E: Executor + 'static>(
 ) -> Result<(), WorkerError> {
     let core = options.core(&engine);
     let epoch = Instant::now();
-    let mut compute = Compute::start(engine, options.threads, epoch)?;
+    let mut compute = Compute::start(engine, &options, epoch)?;
     let mut refusals = JoinSet::new();
     loop {
         let link = accept(&mut listener).await?;
@@ -151,7 +154,7 @@ pub fn run_link<E: Executor + 'static>(
 ) -> Result<thread::JoinHandle<Result<(), WorkerError>>, WorkerError> {
     let core = options.core(&engine);
     let epoch = Instant::now();
-    let mut compute = Compute::start(engine, options.threads, epoch)?;
+    let mut compute = Compute::start(engine, &options, epoch)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()

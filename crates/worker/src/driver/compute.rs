@@ -9,7 +9,7 @@ use std::time::Instant;
 use outboard_exec::Executor;
 use tokio::sync::mpsc;
 
-use super::WorkerError;
+use super::{WorkerError, WorkerOptions};
 use crate::event::{Job, JobDone, JobId};
 use crate::runtime::Runtime;
 
@@ -23,11 +23,11 @@ pub(super) struct Compute {
 impl Compute {
     pub(super) fn start<E: Executor + 'static>(
         engine: E,
-        threads: usize,
+        options: &WorkerOptions,
         epoch: Instant,
     ) -> Result<Self, WorkerError> {
         let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads.max(1))
+            .num_threads(options.threads.max(1))
             .thread_name(|index| format!("outboard-pool-{index}"))
             .build()
             .map_err(|error| WorkerError::Threads(error.to_string()))?;
@@ -36,14 +36,19 @@ impl Compute {
         let (outbox, results) = mpsc::channel(1);
         let cancel = Arc::new(AtomicBool::new(false));
         let cancelled = cancel.clone();
+        let freed = options.freed;
         thread::Builder::new()
             .name("outboard-compute".to_owned())
             .spawn(move || {
                 let mut runtime = Runtime::new(engine);
                 while let Ok((id, job)) = inbox.recv() {
                     let started = epoch.elapsed();
+                    let frees = matches!(job, Job::DropRun | Job::Profile { .. });
                     let result =
                         pool.install(|| runtime.execute(job, &cancelled, &|| epoch.elapsed()));
+                    if frees {
+                        freed();
+                    }
                     let done = JobDone {
                         id,
                         started,
