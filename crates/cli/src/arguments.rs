@@ -27,6 +27,10 @@ pub(crate) struct Cli {
 
 /// The commands.
 #[derive(Debug, Subcommand)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one, for as long as the program runs"
+)]
 pub(crate) enum Command {
     /// Train a small ResNet on shipped images over all cores of this computer, and show what happened.
     Demo(Demo),

@@ -1,6 +1,13 @@
 //! The cut never changes the result: the same final weights, bit for bit, for every number of stages, every schedule and
 //! every number of threads, over real worker processes.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking; clippy only knows that of functions marked as tests"
+)]
+
 mod common;
 
 use std::collections::BTreeMap;

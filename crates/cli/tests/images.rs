@@ -1,5 +1,12 @@
 //! Folders of images, with some that cannot be read.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking; clippy only knows that of functions marked as tests"
+)]
+
 mod common;
 
 use std::path::Path;

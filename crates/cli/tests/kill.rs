@@ -1,5 +1,12 @@
 //! A lost worker costs nothing but time: it is named, nothing hangs, and a resumed run ends with the same bits. The same for
 //! a host that is killed or asked to stop.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking; clippy only knows that of functions marked as tests"
+)]
 #![cfg(unix)]
 
 mod common;

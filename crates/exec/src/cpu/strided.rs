@@ -81,7 +81,7 @@ mod tests {
         for order in orders {
             let dims: Vec<usize> = order.iter().map(|axis| axes[*axis].0).collect();
             let strides: Vec<isize> = order.iter().map(|axis| axes[*axis].1).collect();
-            let layout = Layout::new(Shape::from(dims.clone()), strides.clone().into(), 7);
+            let layout = Layout::new(Shape::from(dims.clone()), strides.clone(), 7);
             let mut expected = vec![7_usize];
             for (dim, stride) in dims.iter().zip(&strides) {
                 expected = expected
@@ -96,9 +96,9 @@ mod tests {
 
     #[test]
     fn no_dimension_is_one_element_and_an_empty_one_none() {
-        let scalar = Layout::new(Shape::from(Vec::<usize>::new()), Vec::new().into(), 2);
+        let scalar = Layout::new(Shape::from(Vec::<usize>::new()), Vec::new(), 2);
         assert_eq!(gathered(&[1_i64, 2, 3], &scalar), [3]);
-        let empty = Layout::new(Shape::from(vec![2, 0]), vec![1, 2].into(), 0);
+        let empty = Layout::new(Shape::from(vec![2, 0]), vec![1, 2], 0);
         assert_eq!(gathered(&[1_i64, 2, 3], &empty), [0_i64; 0]);
     }
 }
