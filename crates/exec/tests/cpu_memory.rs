@@ -12,6 +12,9 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
+/// Bytes of `gemm`'s packed panels that a thread may have kept from an earlier product: promised, but not taken again.
+const PANELS: f64 = (1 << 20) as f64;
+
 /// Some input of this type: small floats that are not all alike, class 0, flags set.
 fn some(dtype: DType, dims: &[usize], seed: usize) -> Tensor {
     let count: usize = dims.iter().product();
@@ -96,7 +99,10 @@ fn the_peak_is_known_before() {
             assert!(measured <= predicted, "{text}");
             // What the threads keep for good is a bound over processors and does not grow with the program.
             let of_program = predicted - threads * (4 << 20);
-            assert!(of_program as f64 <= 1.5 * measured as f64, "{text}");
+            assert!(
+                of_program as f64 <= 1.5 * measured as f64 + PANELS,
+                "{text}"
+            );
         }
     }
 }
