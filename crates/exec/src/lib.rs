@@ -1,7 +1,8 @@
 //! Engines: run a graph on a device.
 //!
 //! This crate promises that a program's outputs depend on its inputs and [`RandomKey`] alone: not on the number of
-//! threads, on what ran before, or on where the whole graph was cut. It never knows schedules or the network.
+//! threads, on what ran before, or on where the whole graph was cut (tensors of [`Reference`] are f64, so that downloading one
+//! at a cut rounds it). It never knows schedules or the network.
 
 mod cpu;
 mod executor;
