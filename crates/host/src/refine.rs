@@ -13,6 +13,7 @@ struct Asked {
     stage: usize,
     program: usize,
     text: String,
+    timed: bool,
 }
 
 impl Host {
@@ -44,54 +45,63 @@ impl Host {
                     stage: place,
                     program,
                     text,
+                    timed: false,
                 });
             }
         }
         let total = 3 * texts.len();
         let mut measured = vec![[None; 3]; texts.len()];
         let mut done = 0;
-        for (device, asked) in &waiting {
-            self.time_next(*device, asked)?;
+        let mut running = 0;
+        for (device, programs) in &waiting {
+            running += usize::from(self.time_first(*device, programs)?);
         }
-        while done < total {
+        while running > 0 {
             let Report::Profiled { device, seconds } = self.shared.receive()? else {
                 continue;
             };
-            let Some(asked) = waiting.get_mut(&device) else {
+            let Some(programs) = waiting.get_mut(&device) else {
                 continue;
             };
-            let Some(first) = asked.pop_front() else {
+            running -= 1;
+            let Some(mut first) = programs.pop_front() else {
                 continue;
             };
-            if let Some(slot) = measured
-                .get_mut(first.stage)
-                .and_then(|slots| slots.get_mut(first.program))
-            {
-                *slot = seconds.first().copied().flatten();
+            if !first.timed {
+                first.timed = true;
+                done += 1;
+                if let Some(slot) = measured
+                    .get_mut(first.stage)
+                    .and_then(|slots| slots.get_mut(first.program))
+                {
+                    *slot = seconds.first().copied().flatten();
+                }
+                let name = self
+                    .devices()
+                    .get(device.0)
+                    .map(|device| device.name.clone());
+                progress(Progress::Profiling {
+                    device: name.unwrap_or_default(),
+                    done,
+                    total,
+                });
             }
-            done += 1;
-            let name = self
-                .devices()
-                .get(device.0)
-                .map(|device| device.name.clone());
-            progress(Progress::Profiling {
-                device: name.unwrap_or_default(),
-                done,
-                total,
-            });
-            self.time_next(device, asked)?;
+            programs.push_back(first);
+            // A device that is done goes round again while others are not: in a run they compete for memory, too.
+            if done < total {
+                running += usize::from(self.time_first(device, programs)?);
+            }
         }
         plan.refine(&measured).map_err(plan_error)
     }
 
-    /// Asks for the time of the first of a device's programs, if it has any left.
-    fn time_next(&self, device: DeviceId, asked: &VecDeque<Asked>) -> Result<(), RunError> {
-        match asked.front() {
-            Some(first) => {
-                let programs = vec![first.text.clone()];
-                self.shared.send(Command::Profile { device, programs })
-            }
-            None => Ok(()),
-        }
+    /// Asks for the time of the first of a device's programs; false when it has none.
+    fn time_first(&self, device: DeviceId, programs: &VecDeque<Asked>) -> Result<bool, RunError> {
+        let Some(first) = programs.front() else {
+            return Ok(false);
+        };
+        let programs = vec![first.text.clone()];
+        self.shared.send(Command::Profile { device, programs })?;
+        Ok(true)
     }
 }
