@@ -8,7 +8,7 @@ use outboard_plan::Plan;
 use crate::core::{Command, Report};
 use crate::{DeviceId, Host, Progress, RunError};
 
-/// A program to time: its place in the plan's list and its text.
+/// A program to time: its place in the plan's list, its text, and whether its time is known.
 struct Asked {
     stage: usize,
     program: usize,
