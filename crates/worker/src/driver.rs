@@ -25,9 +25,14 @@ use tokio::time::{sleep, timeout};
 
 use crate::core::CoreOptions;
 use compute::Compute;
+use conversation::Conversation;
 
 /// Hosts that are told "busy" at once; more are only hung up on.
 const REFUSALS: usize = 8;
+
+/// How long another host waits before it is told "busy": the one that is served may be gone already, without the word having
+/// come through.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// How long a host that is refused may take to read that.
 const REFUSAL_TIME: Duration = Duration::from_secs(2);
@@ -108,7 +113,8 @@ pub enum WorkerError {
     Listener(#[from] LinkError),
 }
 
-/// Serves one host after another, for ever. While one is served, others are told that the worker is busy.
+/// Serves one host after another, for ever. While one is served, others are told that the worker is busy, unless it ends
+/// within [`GRACE`]; while its memory is freed, they wait.
 ///
 /// # Errors
 /// [`WorkerError`] when the worker itself cannot go on.
@@ -121,25 +127,39 @@ pub async fn serve<E: Executor + 'static>(
     let epoch = Instant::now();
     let mut compute = Compute::start(engine, &options, epoch)?;
     let mut refusals = JoinSet::new();
+    let mut next = None;
     loop {
-        let link = accept(&mut listener).await?;
-        let conversation = conversation::converse(link, core.clone(), &mut compute, epoch);
-        let mut conversation = std::pin::pin!(conversation);
-        loop {
-            tokio::select! {
-                ended = &mut conversation => {
-                    ended?;
-                    break;
-                }
-                other = accept(&mut listener) => {
-                    let other = other?;
-                    while refusals.try_join_next().is_some() {}
-                    if refusals.len() < REFUSALS {
-                        refusals.spawn(timeout(REFUSAL_TIME, refuse(other)));
+        let link = match next.take() {
+            Some((link, _)) => link,
+            None => accept(&mut listener).await?,
+        };
+        let mut conversation = Conversation::new(core.clone(), &mut compute, epoch);
+        {
+            let mut served = std::pin::pin!(conversation.serve(link));
+            loop {
+                let until = next.as_ref().map(|(_, until)| *until);
+                let refused = tokio::select! {
+                    ended = &mut served => break ended?,
+                    () = conversation::wait(until) => next.take().map(|(link, _)| link),
+                    other = accept(&mut listener) => {
+                        let other = other?;
+                        if next.is_none() {
+                            next = Some((other, Instant::now() + GRACE));
+                            None
+                        } else {
+                            Some(other)
+                        }
                     }
+                };
+                while refusals.try_join_next().is_some() {}
+                if let Some(link) = refused
+                    && refusals.len() < REFUSALS
+                {
+                    refusals.spawn(timeout(REFUSAL_TIME, refuse(link)));
                 }
             }
         }
+        conversation.free().await?;
     }
 }
 
@@ -161,7 +181,13 @@ pub fn run_link<E: Executor + 'static>(
         .map_err(threads)?;
     thread::Builder::new()
         .name("outboard-io".to_owned())
-        .spawn(move || runtime.block_on(conversation::converse(link, core, &mut compute, epoch)))
+        .spawn(move || {
+            runtime.block_on(async {
+                let mut conversation = Conversation::new(core, &mut compute, epoch);
+                conversation.serve(link).await?;
+                conversation.free().await
+            })
+        })
         .map_err(threads)
 }
 

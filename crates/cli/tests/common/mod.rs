@@ -5,6 +5,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -132,12 +133,17 @@ impl Running {
     /// The next event of this name; all others before it are dropped.
     pub(crate) fn wait_for(&self, name: &str, limit: Duration) -> Value {
         let end = Instant::now() + limit;
+        let mut before = String::new();
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let line = self
-                .lines
-                .recv_timeout(left)
-                .unwrap_or_else(|_| panic!("no {name:?} within {limit:?}"));
+            let line = match self.lines.recv_timeout(left) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => panic!("no {name:?} within {limit:?}"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("it ended without {name:?}; its last line: {before}")
+                }
+            };
+            before.clone_from(&line);
             let event: Value =
                 serde_json::from_str(&line).unwrap_or_else(|_| panic!("no JSON line: {line:?}"));
             if event["event"] == name {

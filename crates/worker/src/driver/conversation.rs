@@ -29,7 +29,8 @@ struct Leaving {
     control: Option<usize>,
 }
 
-struct Conversation<'a> {
+/// A host being served: its core, and what moves between it and the link.
+pub(super) struct Conversation<'a> {
     core: Worker,
     compute: &'a mut Compute,
     epoch: Instant,
@@ -39,36 +40,41 @@ struct Conversation<'a> {
     closing: bool,
 }
 
-/// Serves a host until the link is gone and the compute side has freed everything.
-pub(super) async fn converse(
-    link: Link,
-    options: CoreOptions,
-    compute: &mut Compute,
-    epoch: Instant,
-) -> Result<(), WorkerError> {
-    let Link {
-        mut reader,
-        mut writer,
-        ..
-    } = link;
-    let mut conversation = Conversation {
-        core: Worker::new(options),
-        compute,
-        epoch,
-        outgoing: VecDeque::new(),
-        control_bytes: 0,
-        timer: None,
-        closing: false,
-    };
-    conversation.talk(&mut reader, &mut writer).await?;
-    // Whatever is left of the link goes now, so that the host sees its end while memory is freed.
-    drop((reader, writer));
-    conversation.handle(Event::LinkClosed)?;
-    while !conversation.core.is_over() {
-        let done = conversation.compute.result().await?;
-        conversation.handle(Event::ComputeDone(done))?;
+impl<'a> Conversation<'a> {
+    /// With a host that has just been accepted or has just dialled.
+    pub(super) fn new(options: CoreOptions, compute: &'a mut Compute, epoch: Instant) -> Self {
+        Conversation {
+            core: Worker::new(options),
+            compute,
+            epoch,
+            outgoing: VecDeque::new(),
+            control_bytes: 0,
+            timer: None,
+            closing: false,
+        }
     }
-    Ok(())
+
+    /// Serves the host until the link is gone. [`Conversation::free`] must follow.
+    pub(super) async fn serve(&mut self, link: Link) -> Result<(), WorkerError> {
+        let Link {
+            mut reader,
+            mut writer,
+            ..
+        } = link;
+        self.talk(&mut reader, &mut writer).await?;
+        // Whatever is left of the link goes now, so that the host sees its end while memory is freed.
+        drop((reader, writer));
+        self.handle(Event::LinkClosed)
+    }
+
+    /// Waits until the compute side has ended the job at work and freed everything.
+    pub(super) async fn free(mut self) -> Result<(), WorkerError> {
+        while !self.core.is_over() {
+            let done = self.compute.result().await?;
+            self.handle(Event::ComputeDone(done))?;
+        }
+        Ok(())
+    }
 }
 
 /// What happened to a link.
@@ -207,7 +213,8 @@ async fn write(writer: &mut LinkWriter, next: Option<&mut Leaving>) -> io::Resul
     }
 }
 
-async fn wait(timer: Option<Instant>) {
+/// Until then; for ever where no time is set.
+pub(super) async fn wait(timer: Option<Instant>) {
     match timer {
         Some(at) => sleep_until(at.into()).await,
         None => std::future::pending().await,
