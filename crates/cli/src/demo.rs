@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use outboard_data::{Loader, LoaderOptions};
 use outboard_graph::{hex, weights_sha256};
-use outboard_host::{Placement, Run, RunOptions, StepReport, TraceWriter};
+use outboard_host::{Placement, Rehearsal, Run, RunOptions, StepReport, TraceWriter};
 use outboard_plan::UseDevices;
 use outboard_schedule::ScheduleKind;
 use outboard_wire::{Optimizer, TensorEncoding};
@@ -92,7 +92,20 @@ pub(crate) fn run(arguments: &Demo, output: &Output) -> Result<()> {
     };
     let search = planning::search_options(&pipeline, BATCH as usize, 1)?;
     debug_assert!(search.use_devices == UseDevices::Auto);
-    let planned = planning::plan(&fleet.host, &work, &search, cache.as_deref(), output)?;
+    let steps = loader(&work)?.batches_per_epoch() * EPOCHS;
+    let rehearsal = Rehearsal {
+        steps: Some(steps),
+        optimizer: OPTIMIZER,
+        encoding: TensorEncoding::F32,
+    };
+    let planned = planning::plan(
+        &fleet.host,
+        &work,
+        &search,
+        &rehearsal,
+        cache.as_deref(),
+        output,
+    )?;
     output.say(format!(
         "2. planned from measurements: {}\n{}",
         planned.summary(),

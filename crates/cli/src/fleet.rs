@@ -167,6 +167,9 @@ pub(crate) fn show(bar: &ProgressBar, progress: &Progress) {
         } => {
             bar.set_message(format!("timing operators on {device}: {done} of {total}"));
         }
+        Progress::Rehearsing { done, total } => {
+            bar.set_message(format!("rehearsing the plan: step {done} of {total}"));
+        }
         Progress::Uploading {
             device,
             sent,

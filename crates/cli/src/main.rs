@@ -32,6 +32,7 @@ use crate::output::Output;
 use crate::train::Ending;
 
 fn main() -> ExitCode {
+    resources::keep_memory();
     let command = Cli::parse().command;
     let output = Output::new(match &command {
         Command::Demo(arguments) => arguments.json,

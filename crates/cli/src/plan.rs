@@ -1,6 +1,8 @@
 //! `outboard plan`.
 
 use anyhow::Result;
+use outboard_host::Rehearsal;
+use outboard_wire::Optimizer;
 
 use crate::arguments::Plan;
 use crate::events::{Done, Event};
@@ -10,7 +12,13 @@ use crate::planning;
 use crate::resources;
 use crate::work::Work;
 
-/// State tensors of the optimizer that plans are made for: SGD with momentum, the default of `train`.
+/// The optimizer that plans are made for: SGD with momentum, the default of `train`.
+const OPTIMIZER: Optimizer = Optimizer::Sgd {
+    momentum: 0.9,
+    dampening: 0.0,
+    weight_decay: 0.0,
+    nesterov: false,
+};
 const STATE_TENSORS: u64 = 1;
 
 /// Shows who would run what.
@@ -25,7 +33,19 @@ pub(crate) fn run(arguments: &Plan, output: &Output) -> Result<()> {
     let fleet = Fleet::open(&arguments.devices, &arguments.engine, output)?;
     fleet.announce(output);
     output.say(fleet.table());
-    let planned = planning::plan(&fleet.host, &work, &search, cache.as_deref(), output)?;
+    let rehearsal = Rehearsal {
+        steps: None,
+        optimizer: OPTIMIZER,
+        encoding: planning::encoding(arguments.pipeline.wire),
+    };
+    let planned = planning::plan(
+        &fleet.host,
+        &work,
+        &search,
+        &rehearsal,
+        cache.as_deref(),
+        output,
+    )?;
     output.say(planned.table());
     output.say(planned.drawing(&output.terminal()));
     output.say(planned.summary());

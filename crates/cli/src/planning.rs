@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use outboard_host::{Host, Placement};
+use outboard_host::{Host, Placement, Rehearsal};
 use outboard_plan::{MicroBatches, Plan, SearchOptions, UseDevices, micro_batch_sizes};
 use outboard_schedule::{DrawOptions, ScheduleKind, Timeline, draw};
 use outboard_wire::TensorEncoding;
@@ -88,11 +88,12 @@ pub(crate) fn encoding(wire: Wire) -> TensorEncoding {
     }
 }
 
-/// Measures and searches. Warns of what was left out, and of batch norm when the plan chose the micro-batches.
+/// Measures, searches and rehearses. Warns of what was left out, and of batch norm when the plan chose the micro-batches.
 pub(crate) fn plan(
     host: &Host,
     work: &Work,
     options: &SearchOptions,
+    rehearsal: &Rehearsal,
     cache: Option<&std::path::Path>,
     output: &Output,
 ) -> Result<Planned> {
@@ -115,9 +116,8 @@ pub(crate) fn plan(
         output.warn(warning);
     }
     bar.set_message("searching");
-    let mut plan = host.plan(&work.graph, &profiles, options)?;
-    host.refine(&work.graph, &mut plan, |progress| {
-        fleet::show(&bar, &progress)
+    let plan = host.plan(&work.graph, &profiles, options, rehearsal, |progress| {
+        fleet::show(&bar, &progress);
     })?;
     bar.finish_and_clear();
     let placement = Placement::of_plan(&plan, options.schedule);

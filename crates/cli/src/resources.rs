@@ -49,6 +49,30 @@ fn total_memory() -> u64 {
         .map_or(UNKNOWN_MEMORY, |kib| kib * 1024)
 }
 
+/// Keeps freed memory for the next tensor until [`release_memory`]. Left to itself, glibc gives large blocks back at once and
+/// gets them anew, page by page, at the next operator: a fifth of the time of a step of ResNet-34.
+///
+/// One arena, because only the first can grow beyond 64 MiB. To be called before there are other threads.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[expect(unsafe_code, reason = "the only way to tell glibc")]
+pub(crate) fn keep_memory() {
+    /// The most that glibc allows: larger blocks are always given back.
+    const LARGEST_KEPT: libc::c_int = 32 << 20;
+    for (parameter, value) in [
+        (libc::M_ARENA_MAX, 1),
+        (libc::M_MMAP_THRESHOLD, LARGEST_KEPT),
+        (libc::M_TRIM_THRESHOLD, libc::c_int::MAX),
+        (libc::M_TOP_PAD, LARGEST_KEPT),
+    ] {
+        // SAFETY: `mallopt` takes no pointer. What it does not accept it leaves as it is, and things are only slower.
+        unsafe { libc::mallopt(parameter, value) };
+    }
+}
+
+/// Other allocators keep memory by themselves.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub(crate) fn keep_memory() {}
+
 /// Gives memory that was freed back to the system: a worker waits for its next host for days, and glibc would keep it.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[expect(unsafe_code, reason = "the only way to tell glibc")]

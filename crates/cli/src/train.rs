@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use outboard_data::{Loader, LoaderOptions, OnCorrupt, Position};
 use outboard_graph::{Graph, hex, weights_sha256};
-use outboard_host::{Checkpoint, Run, RunOptions, StepReport, TraceWriter};
+use outboard_host::{Checkpoint, Rehearsal, Run, RunOptions, StepReport, TraceWriter};
 
 use crate::arguments::{Corrupt, Train};
 use crate::evaluation;
@@ -51,7 +51,21 @@ pub(crate) fn run(arguments: &Train, output: &Output) -> Result<Ending> {
     let cache = resources::cache_folder(&arguments.cache);
     let fleet = Fleet::open(&arguments.devices, &arguments.engine, output)?;
     fleet.announce(output);
-    let planned = planning::plan(&fleet.host, &work, &search, cache.as_deref(), output)?;
+    let first_step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let steps =
+        last_step(arguments, work.train.len().div_ceil(batch) as u64).saturating_sub(first_step);
+    let planned = planning::plan(
+        &fleet.host,
+        &work,
+        &search,
+        &Rehearsal {
+            steps: Some(steps),
+            optimizer: learning.optimizer,
+            encoding: planning::encoding(arguments.pipeline.wire),
+        },
+        cache.as_deref(),
+        output,
+    )?;
     output.say(planned.table());
     output.say(planned.summary());
 
@@ -155,12 +169,7 @@ impl<'a> Training<'a> {
             Corrupt::Fail => OnCorrupt::Fail,
         };
         let loader = Loader::new(work.train.clone(), options)?;
-        let last_step = match (arguments.steps, arguments.epochs) {
-            (Some(steps), _) => steps,
-            (None, epochs) => epochs
-                .unwrap_or(1)
-                .saturating_mul(loader.batches_per_epoch()),
-        };
+        let last_step = last_step(arguments, loader.batches_per_epoch());
         let trace = match &arguments.trace {
             Some(path) => {
                 let file = File::create(path)
@@ -418,6 +427,12 @@ fn parse_position(text: &str) -> Result<Position> {
         ))
         .into()
     })
+}
+
+/// The step before which training ends.
+fn last_step(arguments: &Train, batches_per_epoch: u64) -> u64 {
+    let epochs = arguments.epochs.unwrap_or(1);
+    (arguments.steps).unwrap_or_else(|| epochs.saturating_mul(batches_per_epoch))
 }
 
 /// The median of all steps but the first, which also fills caches; of the first when there is no other.

@@ -87,6 +87,13 @@ pub enum Progress {
         /// All.
         total: usize,
     },
+    /// Trying a plan on zeros.
+    Rehearsing {
+        /// Steps taken.
+        done: u64,
+        /// All.
+        total: u64,
+    },
     /// Sending weights.
     Uploading {
         /// Device.

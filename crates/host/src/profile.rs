@@ -133,13 +133,8 @@ impl Host {
         Ok(true)
     }
 
-    /// Searches for the fastest plan of `graph` on the devices, from their profiles and the links as measured. Device
-    /// indices in the plan are those of the list given to [`Host::connect`].
-    ///
-    /// # Errors
-    ///
-    /// [`RunError::Plan`] when no plan fits, with the reason.
-    pub fn plan(
+    /// The fastest plan of `graph` by what single operators take.
+    pub(crate) fn search(
         &self,
         graph: &Graph,
         profiles: &[DeviceProfile],

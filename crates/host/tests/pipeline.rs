@@ -16,9 +16,12 @@ use std::collections::BTreeMap;
 use devices::Devices;
 use models::{batch, by_hand, model, run_options};
 use outboard_graph::zoo::ZooOptions;
-use outboard_graph::{Tensor, init, weights_sha256};
-use outboard_host::{Placement, RunError};
-use outboard_schedule::ScheduleKind;
+use outboard_graph::{
+    Builder, DType, Graph, Loss, Op, OutputKind, Tensor, TensorType, init, weights_sha256,
+};
+use outboard_host::{Placement, Progress, Rehearsal, RunError};
+use outboard_plan::{Plan, SearchOptions, UseDevices, micro_batch_sizes};
+use outboard_schedule::{ScheduleKind, simulate};
 use outboard_wire::{Optimizer, TensorEncoding};
 
 /// Trains a few steps and gives the losses and the hash of the weights.
@@ -281,4 +284,78 @@ fn initial_weights_of_another_model_are_refused_before_anything_is_sent() {
     .unwrap();
     let error = host.start(options, |_| {}).expect_err("another model");
     assert!(matches!(&error, RunError::Model(_)), "{error}");
+}
+
+/// The plan for a run over two devices, and the steps of its rehearsals.
+fn rehearsed(graph: &Graph, steps: u64) -> (Plan, usize) {
+    let devices = Devices::in_memory(2);
+    let host = devices.connect();
+    let options = SearchOptions {
+        use_devices: UseDevices::All,
+        ..SearchOptions::new(8)
+    };
+    let sizes = micro_batch_sizes(&options, graph.min_batch()).expect("sizes");
+    let (profiles, _) = host.profile(graph, &sizes, None, |_| {}).expect("profiles");
+    let rehearsal = Rehearsal {
+        steps: Some(steps),
+        optimizer: Optimizer::Adam {
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.0,
+            amsgrad: false,
+            decoupled: false,
+        },
+        encoding: TensorEncoding::F32,
+    };
+    let mut steps = 0;
+    let plan = host.plan(graph, &profiles, &options, &rehearsal, |progress| {
+        steps += usize::from(matches!(progress, Progress::Rehearsing { .. }));
+    });
+    let plan = plan.expect("a plan");
+
+    // Nothing of it is left: the run that was planned begins from its own weights.
+    let placement = Placement::of_plan(&plan, ScheduleKind::Auto);
+    let mut run = host
+        .start(run_options(graph, placement), |_| {})
+        .expect("the run starts");
+    let report = run.step(batch(graph, 7, 0), 0.05).expect("a step");
+    assert!(report.loss > 0.0);
+    run.finish().expect("the end");
+    (plan, steps)
+}
+
+/// What a step took on the clock beside the operators (handing tensors over, sums of gradients, a real optimizer) is known
+/// only by taking some.
+#[test]
+fn a_plan_is_rehearsed_in_proportion_to_the_run() {
+    let graph = model("mlp", &ZooOptions::default());
+    let (plan, steps) = rehearsed(&graph, 6);
+    assert_eq!(steps, 2, "one to fill caches, one to measure");
+    let simulated = simulate(&plan.schedule, &plan.cost_model).expect("it fits");
+    assert_eq!(simulated.step_seconds, plan.predicted_step_seconds);
+    let (_, steps) = rehearsed(&graph, 1000);
+    assert!(steps == 9 || steps == 18, "{steps}: one plan, or two");
+}
+
+/// Zeros are no input for every model. One that divides by its input is planned from its operators alone.
+#[test]
+fn a_model_that_cannot_take_zeros_is_planned_all_the_same() {
+    let divides = || {
+        let mut b = Builder::new("divides");
+        let input = b.data("input", TensorType::batched(DType::F32, &[4]))?;
+        let ones = b.op(Op::Div {}, &[input, input])?;
+        let weight = b.parameter("weight", TensorType::fixed(DType::F32, &[4, 10]))?;
+        let x = b.op(Op::Mm {}, &[ones, weight])?;
+        let last = b.parameter("last", TensorType::fixed(DType::F32, &[10, 10]))?;
+        let logits = b.op(Op::Mm {}, &[x, last])?;
+        b.output(OutputKind::Result, "logits", logits)?;
+        Loss::default()
+            .append(&mut b, logits)
+            .expect("scores of classes");
+        b.finish().canonicalize()
+    };
+    let graph = divides().expect("a model");
+    let (plan, steps) = rehearsed(&graph, 1000);
+    assert_eq!(plan.stages.len(), 2);
+    assert_eq!(steps, 1, "given up at the first loss");
 }

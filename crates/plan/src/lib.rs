@@ -29,6 +29,6 @@ pub use error::PlanError;
 pub use options::{MicroBatches, SearchOptions, UseDevices, micro_batch_sizes};
 pub use plan::{Alternative, LeftOut, Plan, PlannedStage, StageMemory};
 pub use profile::{Device, DeviceKey, DeviceProfile, LinkProfile, OpSignature};
-pub use refine::StageProgramTexts;
+pub use refine::Rehearsed;
 pub use search::{MAX_DEVICES, search};
 pub use signature::signatures;

@@ -251,8 +251,8 @@ pub(crate) fn add_overhead(
     options: &SearchOptions,
 ) {
     let sums = numbers.gradient_bytes as f64 / 4.0 * sum_seconds;
-    numbers.overhead_seconds = [action_seconds, action_seconds, action_seconds + sums];
-    for (seconds, overhead) in numbers.seconds.iter_mut().zip(numbers.overhead_seconds) {
+    let overhead = [action_seconds, action_seconds, action_seconds + sums];
+    for (seconds, overhead) in numbers.seconds.iter_mut().zip(overhead) {
         *seconds += overhead;
     }
     let passes = 2 + options.optimizer_state_tensors;

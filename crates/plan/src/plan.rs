@@ -47,8 +47,6 @@ pub struct PlannedStage {
     pub memory: StageMemory,
     /// Seconds that `F`, `B` and `W` of one full micro-batch take on the device.
     pub seconds: [f64; 3],
-    /// The part of [`PlannedStage::seconds`] that is no operator: handling an action, summing gradients.
-    pub overhead_seconds: [f64; 3],
     /// Most micro-batches in flight.
     pub in_flight: u16,
 }

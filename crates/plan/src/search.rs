@@ -427,9 +427,6 @@ impl Search<'_> {
                     parameters: numbers.first().map_or(0, |numbers| numbers.parameters),
                     memory: *memory,
                     seconds: numbers.first().map_or([0.0; 3], |numbers| numbers.seconds),
-                    overhead_seconds: numbers
-                        .first()
-                        .map_or([0.0; 3], |numbers| numbers.overhead_seconds),
                     in_flight: evaluated
                         .timeline
                         .peak_in_flight

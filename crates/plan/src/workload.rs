@@ -7,8 +7,6 @@ use std::ops::Range;
 pub(crate) struct StageNumbers {
     /// Seconds of `F`, `B` and `W`.
     pub(crate) seconds: [f64; 3],
-    /// The part of [`StageNumbers::seconds`] that is no operator.
-    pub(crate) overhead_seconds: [f64; 3],
     /// Seconds of the optimizer.
     pub(crate) optimizer_seconds: f64,
     /// Bytes of data inputs.
