@@ -220,7 +220,7 @@ pub(crate) struct OptimizerArguments {
     /// Which.
     #[arg(long, value_enum, default_value_t = OptimizerName::Sgd)]
     pub(crate) optimizer: OptimizerName,
-    /// Learning rate; 0.02 for sgd and 0.001 for adam and adamw unless given.
+    /// Learning rate; 0.005 for sgd and 0.001 for adam and adamw unless given.
     #[arg(long, value_name = "X")]
     pub(crate) lr: Option<f64>,
     /// Momentum (sgd).

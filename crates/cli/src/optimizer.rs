@@ -39,7 +39,7 @@ impl Learning {
         let base = not_negative(
             "lr",
             arguments.lr.unwrap_or(match arguments.optimizer {
-                OptimizerName::Sgd => 0.02,
+                OptimizerName::Sgd => 0.005,
                 OptimizerName::Adam | OptimizerName::Adamw => 0.001,
             }),
         )?;

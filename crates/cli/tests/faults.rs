@@ -152,6 +152,35 @@ fn bad_usage_and_bad_input_exit_with_2() {
 }
 
 #[test]
+fn what_is_not_finite_stops_the_run_and_is_named() {
+    let folder = tempfile::tempdir().expect("folder");
+    let checkpoint = folder.path().to_str().expect("utf-8");
+    let lost = [
+        "--steps",
+        "9",
+        "--lr",
+        "1e30",
+        "--workers",
+        "1",
+        "--use",
+        "all",
+        "--checkpoint",
+        checkpoint,
+        "--checkpoint-every",
+        "1",
+    ];
+    let finished = run(&train(&lost));
+    let message = finished.error(1);
+    for part in ["step ", " of stage ", " is not finite", "learning rate"] {
+        assert!(message.contains(part), "{message}");
+    }
+    // Nothing that is not finite was applied, and so nothing such was saved.
+    let steps = finished.all("step").len();
+    assert!(steps < 9, "{steps}");
+    assert!(message.contains(&format!("step {steps}:")), "{message}");
+}
+
+#[test]
 fn a_checkpoint_of_another_model_is_refused_and_kept() {
     let folder = tempfile::tempdir().expect("folder");
     let checkpoint = folder.path().to_str().expect("utf-8");

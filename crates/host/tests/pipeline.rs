@@ -215,6 +215,59 @@ fn a_loss_that_is_not_finite_stops_the_run_and_is_named() {
     assert!(matches!(run.weights(), Err(RunError::NotFinite { .. })));
 }
 
+/// Losses are a sum and a weight: uneven micro-batches in which some targets count for nothing and others for more come to the
+/// loss and the weights of the batch at once.
+#[test]
+fn ignored_targets_and_class_weights_are_those_of_the_whole_batch() {
+    let loss = Loss::CrossEntropy {
+        ignore_index: 1,
+        class_weights: Some((1..=10).map(|class| 0.25 * class as f32).collect()),
+        label_smoothing: 0.1,
+    };
+    let graph = model(
+        "mlp",
+        &ZooOptions {
+            loss,
+            dropout: 0.0,
+            ..ZooOptions::default()
+        },
+    );
+    let train = |devices: &[usize], micro_batches| {
+        let own = Devices::in_memory(devices.len());
+        let host = own.connect();
+        let cuts = by_hand(&graph, devices, ScheduleKind::OneFOneB).cuts;
+        let placement =
+            Placement::by_hand(cuts, devices, ScheduleKind::OneFOneB, micro_batches).unwrap();
+        let mut run = host
+            .start(run_options(&graph, placement), |_| {})
+            .expect("the run starts");
+        let mut losses = Vec::new();
+        for step in 0..3 {
+            let mut batch = batch(&graph, 7, step);
+            // Of the first micro-batch all targets but one are ignored, of the second none is.
+            let (_, targets) = batch
+                .iter_mut()
+                .find(|(_, tensor)| tensor.dtype() == DType::I64)
+                .expect("targets");
+            *targets = Tensor::from_i64(vec![7], &[1, 4, 1, 9, 0, 1, 3]).unwrap();
+            losses.push(run.step(batch, 0.05).expect("a step").loss);
+        }
+        let weights: Vec<f32> = (run.weights().expect("weights").values())
+            .flat_map(|tensor| tensor.to_f32_vec().expect("f32"))
+            .collect();
+        (losses, weights)
+    };
+    let (losses, weights) = train(&[0], 1);
+    let (parts_losses, parts_weights) = train(&[0, 1], 3);
+    for (whole, parts) in losses.iter().zip(&parts_losses) {
+        assert!((whole - parts).abs() < 1e-5 * whole, "{whole} {parts}");
+    }
+    assert_eq!(weights.len(), parts_weights.len());
+    for (whole, parts) in weights.iter().zip(&parts_weights) {
+        assert!((whole - parts).abs() < 1e-5, "{whole} {parts}");
+    }
+}
+
 #[test]
 fn half_precision_on_the_wire_trains_too() {
     let graph = model("mlp", &ZooOptions::default());
