@@ -13,24 +13,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use common::{Worker, outboard, run};
-
-/// A short run that is cheap enough to repeat: shipped images, a small model.
-fn train<'a>(more: &[&'a str]) -> Vec<&'a str> {
-    let mut arguments = vec![
-        "train",
-        "resnet18",
-        "--batch",
-        "16",
-        "--seed",
-        "3",
-        "--threads",
-        "1",
-        "--json",
-    ];
-    arguments.extend(more);
-    arguments
-}
+use common::{Worker, outboard, run, train};
 
 #[test]
 fn garbage_and_oversized_lengths_on_the_port_harm_nobody() {

@@ -19,23 +19,9 @@ use common::{Finished, Running, Worker, run};
 /// What everything here may take before it begins.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A short run that is cheap enough to repeat: shipped images, a small model.
+/// Eight steps.
 fn train<'a>(more: &[&'a str]) -> Vec<&'a str> {
-    let mut arguments = vec![
-        "train",
-        "resnet18",
-        "--batch",
-        "16",
-        "--seed",
-        "3",
-        "--threads",
-        "1",
-        "--steps",
-        "8",
-        "--json",
-    ];
-    arguments.extend(more);
-    arguments
+    common::train(&[&["--steps", "8"], more].concat())
 }
 
 /// Starts [`train`] over this process and the worker, with a checkpoint every second step.
@@ -96,7 +82,8 @@ const MOMENTS: [Moment; 4] = [
 fn moments() -> Vec<Moment> {
     let mut moments = MOMENTS.to_vec();
     if std::env::var_os("OUTBOARD_LONG").is_some() {
-        moments.extend((0..40).map(|moment| (("step", Some(2 + moment % 5)), moment * 11)));
+        // Well before the last step has been taken.
+        moments.extend((0..40).map(|moment| (("step", Some(2 + moment % 3)), moment * 7)));
     }
     moments
 }

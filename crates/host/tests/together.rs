@@ -18,8 +18,8 @@ use outboard_graph::Graph;
 use outboard_graph::zoo::ZooOptions;
 use outboard_host::{RunError, RunOptions, assign};
 use outboard_schedule::{Limits, Schedule, ScheduleKind, validate};
-use outboard_testkit::Noise;
-use virtual_time::{Connected, Outcome, World, each_seed, tied};
+use outboard_testkit::{Noise, tied};
+use virtual_time::{Connected, Outcome, World, each_seed};
 
 /// Within this time a device has ended its job and heard of whatever happened.
 const SOON: Duration = Duration::from_secs(2);
@@ -33,7 +33,10 @@ struct Models {
 
 impl Models {
     fn new() -> Self {
-        let graphs = [model("mlp", &ZooOptions::default()), tied()];
+        let graphs = [
+            model("mlp", &ZooOptions::default()),
+            tied(10).expect("a model"),
+        ];
         let all = graphs.map(|graph| {
             let mut world = World::new(0, 1);
             let host = world.connect(&[0]);

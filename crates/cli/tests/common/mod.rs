@@ -104,6 +104,23 @@ pub(crate) fn run(arguments: &[&str]) -> Finished {
     finished(outboard(arguments).output().expect("the binary runs"))
 }
 
+/// A short run that is cheap enough to repeat: shipped images, a small model.
+pub(crate) fn train<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let mut arguments = vec![
+        "train",
+        "resnet18",
+        "--batch",
+        "16",
+        "--seed",
+        "3",
+        "--threads",
+        "1",
+        "--json",
+    ];
+    arguments.extend(more);
+    arguments
+}
+
 /// A running process whose JSON lines are read one by one. Dropping it kills it.
 pub(crate) struct Running {
     pub(crate) child: Child,

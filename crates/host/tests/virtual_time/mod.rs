@@ -8,13 +8,11 @@
 mod device;
 mod host;
 mod party;
-mod tied;
 mod world;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-pub(crate) use tied::tied;
 pub(crate) use world::{Connected, Outcome, World};
 
 /// Runs a test from each seed below `usual`, or below `OUTBOARD_SEEDS`; names the seed that fails.

@@ -1,15 +1,15 @@
-//! A small model with everything that is hard: a skip over stages, a weight used twice, dropout, running statistics.
+//! The hard model of the testkit: its stages, batches for it, and what a host sends of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use outboard_graph::{
-    Builder, DType, Graph, GraphError, InputKind, Loss, Op, OutputKind, StagePrograms, Tensor,
-    TensorType, init, slice, stage_programs,
+    Graph, InputKind, OutputKind, StagePrograms, Tensor, init, slice, stage_programs,
 };
 use outboard_schedule::{
     Action, CostModel, Limits, Placement, Schedule, ScheduleKind, generate, validate,
 };
+use outboard_testkit::tied;
 use outboard_wire::{
     Assign, DataHeader, DataKind, Optimizer, SharedWeight, StageAssignment, StateKind, StepMode,
     TensorEncoding, WeightSpec,
@@ -20,47 +20,6 @@ use super::{RUN, header};
 
 const WIDTH: usize = 6;
 const CLASSES: usize = 4;
-
-/// Nodes: 0 mm, 1 relu, 2 dropout, 3 mm, 4 add (skip from 1), 5 batch norm, 6 mm (the weight of 0 again), 7 mm, loss.
-pub fn graph() -> Graph {
-    build().unwrap().canonicalize().unwrap()
-}
-
-fn build() -> Result<Graph, GraphError> {
-    let mut b = Builder::new("small");
-    let square = TensorType::fixed(DType::F32, &[WIDTH, WIDTH]);
-    let vector = TensorType::fixed(DType::F32, &[WIDTH]);
-    let input = b.data("input", TensorType::batched(DType::F32, &[WIDTH]))?;
-    let tied = b.parameter("tied.weight", square.clone())?;
-    let middle = b.parameter("middle.weight", square)?;
-    let gamma = b.parameter("bn.weight", vector.clone())?;
-    let beta = b.parameter("bn.bias", vector.clone())?;
-    let mean = b.buffer("bn.running_mean", vector.clone())?;
-    let var = b.buffer("bn.running_var", vector)?;
-    let head = b.parameter(
-        "head.weight",
-        TensorType::fixed(DType::F32, &[WIDTH, CLASSES]),
-    )?;
-    let x = b.op(Op::Mm {}, &[input, tied])?;
-    let skip = b.op(Op::Relu {}, &[x])?;
-    let dropped = b.ops(Op::Dropout { p: 0.25, key: 9 }, &[Some(skip)])?[0];
-    let x = b.op(Op::Mm {}, &[dropped, middle])?;
-    let x = b.op(Op::Add { alpha: 1.0 }, &[x, skip])?;
-    let norm = b.ops(
-        Op::BatchNormTraining {
-            momentum: 0.1,
-            eps: 1e-5,
-        },
-        &[Some(x), Some(gamma), Some(beta), Some(mean), Some(var)],
-    )?;
-    b.output(OutputKind::BufferUpdate, "bn.running_mean", norm[3])?;
-    b.output(OutputKind::BufferUpdate, "bn.running_var", norm[4])?;
-    let x = b.op(Op::Mm {}, &[norm[0], tied])?;
-    let logits = b.op(Op::Mm {}, &[x, head])?;
-    b.output(OutputKind::Result, "logits", logits)?;
-    Loss::default().append(&mut b, logits).unwrap();
-    Ok(b.finish())
-}
 
 /// Batches of given micro-batch sizes; deterministic. The second target of each micro-batch is ignored.
 pub fn batch(seed: u64, sizes: &[usize]) -> Vec<BTreeMap<&'static str, Tensor>> {
@@ -165,7 +124,7 @@ pub struct Plan {
 
 impl Plan {
     pub fn new(cuts: &[usize], device_of_stage: &[usize]) -> Plan {
-        let graph = graph();
+        let graph = tied(CLASSES).unwrap();
         Plan {
             weights: init::weights(&graph, 3).unwrap(),
             graph,
