@@ -6,7 +6,7 @@
 //!
 //! 1. [`micro_batch_sizes`] and [`signatures`] say what each device must measure; [`ProfileCache`] remembers it.
 //! 2. [`search`] finds the [`Plan`]; [`LeftOut`] says in numbers why a device has no part in it.
-//! 3. [`Plan::programs`] are measured whole, as they will run, and [`Plan::refine`] makes the prediction truer.
+//! 3. A few steps are [`Rehearsed`], and [`Plan::refine`] makes the prediction truer.
 
 mod cache;
 mod candidate;

@@ -114,7 +114,7 @@ pub enum WorkerError {
 }
 
 /// Serves one host after another, for ever. While one is served, others are told that the worker is busy, unless it ends
-/// within [`GRACE`]; while its memory is freed, they wait.
+/// within half a second; while its memory is freed, they wait.
 ///
 /// # Errors
 /// [`WorkerError`] when the worker itself cannot go on.
