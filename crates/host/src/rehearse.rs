@@ -11,7 +11,7 @@ use crate::{Batch, Host, Placement, Progress, RunError, RunOptions};
 /// Steps that are measured: this share of the run's ...
 const SHARE: u64 = 10;
 /// ... but no more than these, nor than take this long.
-const MOST_STEPS: u64 = 8;
+const MOST_STEPS: u64 = 16;
 const MOST_SECONDS: f64 = 5.0;
 
 /// From this many measured steps on, what they tell of the devices is worth another search.
