@@ -387,7 +387,7 @@ fn a_plan_is_rehearsed_in_proportion_to_the_run() {
     let simulated = simulate(&plan.schedule, &plan.cost_model).expect("it fits");
     assert_eq!(simulated.step_seconds, plan.predicted_step_seconds);
     let (_, steps) = rehearsed(&graph, 1000);
-    assert!(steps == 9 || steps == 18, "{steps}: one plan, or two");
+    assert!(steps == 17 || steps == 34, "{steps}: one plan, or two");
 }
 
 /// Zeros are no input for every model. One that divides by its input is planned from its operators alone.
