@@ -13,7 +13,7 @@ use outboard_schedule::ScheduleKind;
 use outboard_wire::{Optimizer, TensorEncoding};
 
 use crate::arguments::{
-    Demo, DeviceArguments, EngineArguments, PipelineArguments, Use, Wire, WorkArguments,
+    Conv, Demo, DeviceArguments, EngineArguments, PipelineArguments, Use, Wire, WorkArguments,
 };
 use crate::evaluation;
 use crate::events::{Done, Event};
@@ -72,6 +72,7 @@ pub(crate) fn run(arguments: &Demo, output: &Output) -> Result<()> {
     let engine = EngineArguments {
         threads: Some(1),
         memory: None,
+        conv: Conv::Auto,
     };
     let fleet = Fleet::open(&devices, &engine, output)?;
     fleet.announce(output);

@@ -28,6 +28,16 @@ pub(crate) enum Event {
     Checkpoint { step: u64, folder: String },
     /// The person asked to stop.
     Interrupted { step: u64 },
+    /// How fast a convolution and its gradients are.
+    Convolution {
+        input: Vec<usize>,
+        weight: Vec<usize>,
+        attributes: String,
+        count: usize,
+        forward_gflops: Option<f64>,
+        input_gradient_gflops: Option<f64>,
+        weight_gradient_gflops: Option<f64>,
+    },
     /// The last line: all was done.
     Done(Done),
     /// The last line: something went wrong.
@@ -92,4 +102,16 @@ pub(crate) struct Done {
     pub(crate) speedup: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) devices: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) forward_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) backward_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) step_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peak_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) threads: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<String>,
 }

@@ -8,7 +8,7 @@ use outboard_host::{Connection, DeviceInfo, DeviceSpec, Host, HostOptions, Progr
 use outboard_link::memory;
 use outboard_worker::run_link;
 
-use crate::arguments::{DeviceArguments, EngineArguments};
+use crate::arguments::{Conv, DeviceArguments, EngineArguments};
 use crate::events::{self, Event};
 use crate::identity;
 use crate::local::LocalWorker;
@@ -43,13 +43,13 @@ impl Fleet {
         for number in 1..=devices.workers {
             processes.push(LocalWorker::start(
                 &format!("worker-{number}"),
-                share.threads,
-                share.memory,
+                share,
+                engine.conv,
             )?);
         }
         let mut specs = vec![DeviceSpec {
             name: Some(HERE.to_owned()),
-            connection: Connection::Link(in_process(share)?),
+            connection: Connection::Link(in_process(share, engine.conv)?),
         }];
         let mut addresses = vec!["mem:here".to_owned()];
         for (number, process) in processes.iter().enumerate() {
@@ -128,13 +128,13 @@ impl Fleet {
 }
 
 /// Starts the worker that is this process; gives the host's end of its link.
-fn in_process(share: Share) -> Result<outboard_link::Link> {
+fn in_process(share: Share, conv: Conv) -> Result<outboard_link::Link> {
     let (host_end, worker_end) = memory::pair(HERE, MEMORY_LINK_BYTES);
     let options = identity::worker_options(HERE.to_owned(), share);
     // Its threads end with the link; there is nobody to tell how.
     run_link(
         worker_end,
-        CpuExecutor::with_threads(share.threads),
+        CpuExecutor::with_threads(share.threads).convolving(conv.into()),
         options,
     )
     .context("cannot start this process's own worker")?;

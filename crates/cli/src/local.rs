@@ -8,6 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::arguments::Conv;
+use crate::resources::Share;
+
 /// How long a worker process may take to listen; it only has to load a program that is already in memory.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
@@ -21,7 +24,7 @@ pub(crate) struct LocalWorker {
 
 impl LocalWorker {
     /// Starts this very program as `outboard worker` on a free loopback port.
-    pub(crate) fn start(name: &str, threads: usize, memory: u64) -> Result<LocalWorker> {
+    pub(crate) fn start(name: &str, share: Share, conv: Conv) -> Result<LocalWorker> {
         let program =
             std::env::current_exe().context("cannot find this program to start workers with")?;
         let mut command = Command::new(program);
@@ -37,9 +40,11 @@ impl LocalWorker {
             ])
             .args([
                 "--threads",
-                &threads.to_string(),
+                &share.threads.to_string(),
                 "--memory",
-                &memory.to_string(),
+                &share.memory.to_string(),
+                "--conv",
+                conv.name(),
             ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());

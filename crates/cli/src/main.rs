@@ -3,6 +3,7 @@
 //! It promises to have no domain logic of its own: what is trained, planned, sent or measured is decided in the libraries.
 
 mod arguments;
+mod bench;
 mod demo;
 mod devices;
 mod evaluation;
@@ -26,7 +27,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-use crate::arguments::{Cli, Command};
+use crate::arguments::{Bench, Cli, Command};
 use crate::events::Event;
 use crate::output::Output;
 use crate::train::Ending;
@@ -40,6 +41,8 @@ fn main() -> ExitCode {
         Command::Devices(arguments) => arguments.json,
         Command::Plan(arguments) => arguments.json,
         Command::Train(arguments) => arguments.json,
+        Command::Bench(Bench::Step(arguments)) => arguments.work.json,
+        Command::Bench(Bench::Ops(arguments)) => arguments.work.json,
     });
     match run(&command, &output) {
         Ok(Ending::Complete) => ExitCode::SUCCESS,
@@ -63,6 +66,7 @@ fn run(command: &Command, output: &Output) -> Result<Ending> {
         Command::Worker(arguments) => worker::run(arguments, output)?,
         Command::Devices(arguments) => devices::run(arguments, output)?,
         Command::Plan(arguments) => plan::run(arguments, output)?,
+        Command::Bench(arguments) => bench::run(arguments, output)?,
     }
     Ok(Ending::Complete)
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use outboard_data::{Augment, DataSpec, Dataset, DatasetInfo, Split, Transform};
 use outboard_graph::{
-    Bundle, DType, Dim, Graph, InputKind, OutputKind, Tensor, TensorType, init, zoo,
+    Bundle, DType, Dim, Graph, InputKind, OutputKind, Tensor, TensorType, init, slice, zoo,
 };
 
 use crate::arguments::{self, WorkArguments};
@@ -104,6 +104,25 @@ impl Work {
         let [channels, height, width] = self.transform.dims();
         Ok(Transform::new(info, channels, height, width, augment)?)
     }
+}
+
+/// A model of the zoo for colour images of ImageNet's classes.
+pub(crate) fn zoo_model(name: &str, side: usize) -> Result<Graph> {
+    let options = zoo::ZooOptions {
+        image_size: side,
+        ..zoo::ZooOptions::default()
+    };
+    zoo::build(name, &options).map_err(|error| Usage(error.to_string()).into())
+}
+
+/// A model's forward pass in evaluation mode, without what only the loss needs.
+pub(crate) fn for_inference(graph: &Graph) -> Result<Graph> {
+    let stages = slice(&graph.evaluation()?, &[])?;
+    let stage = stages
+        .into_iter()
+        .next()
+        .context("a model without a stage")?;
+    Ok(stage.graph)
 }
 
 /// The side that images get where none is asked for.

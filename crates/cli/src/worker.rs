@@ -58,7 +58,8 @@ pub(crate) fn run(arguments: &Worker, output: &Output) -> Result<()> {
             address: listener.address().to_string(),
             name: name.clone(),
         });
-        let engine = CpuExecutor::with_threads(share.threads);
+        let engine =
+            CpuExecutor::with_threads(share.threads).convolving(arguments.engine.conv.into());
         serve(listener, engine, identity::worker_options(name, share))
             .await
             .context("the worker stopped")

@@ -84,6 +84,12 @@ pub trait Executor: Send + Sync {
     /// between, scratch included. An upper bound that a run never exceeds.
     fn peak_bytes(&self, plan: &Self::Plan) -> u64;
 
+    /// The part of [`Executor::peak_bytes`] that is scratch memory. An engine may keep it for the next run: whoever holds
+    /// several plans counts the largest.
+    fn scratch_bytes(&self, _plan: &Self::Plan) -> u64 {
+        0
+    }
+
     /// Copies a tensor to the device.
     fn upload(&self, tensor: &Tensor) -> Result<Self::Tensor, ExecError>;
 

@@ -8,10 +8,13 @@ mod cpu;
 mod executor;
 mod random;
 mod reference;
+mod step;
 mod update;
 
 pub use cpu::{CpuExecutor, CpuPlan, CpuTensor};
 pub use executor::{EngineInfo, ExecError, Executor, RandomKey};
+pub use outboard_kernels::Method;
 pub use random::{dropout_mask, dropout_scale};
 pub use reference::{Reference, ReferencePlan, ReferenceTensor};
+pub use step::{Step, StepTime};
 pub use update::{Real, StepSize, UpdateRule};

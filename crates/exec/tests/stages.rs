@@ -81,7 +81,7 @@ impl Model {
             image_size: side,
             channels: 1,
             classes: 4,
-            dropout,
+            dropout: Some(dropout),
             patch_size: (name == "vit_tiny").then_some(side / 2),
             loss,
         };

@@ -98,7 +98,7 @@ pub fn spec(graph: &Graph, input: &Input) -> Init {
     if input.kind == InputKind::Buffer {
         return role.module_default();
     }
-    let family = [("resnet", resnet as Scheme), ("vit_", vit)];
+    let family = [("resnet", resnet as Scheme), ("vgg", vgg), ("vit_", vit)];
     let scheme = (family.iter()).find(|(prefix, _)| graph.name.starts_with(prefix));
     scheme
         .and_then(|(_, scheme)| scheme(&input.name, &role))
@@ -114,6 +114,18 @@ fn resnet(_: &str, role: &Role) -> Option<Init> {
         Role::Convolution { fan_out, .. } => Some(Init::Normal {
             std: (2.0 / fan_out).sqrt(),
         }),
+        _ => None,
+    }
+}
+
+/// `torchvision.models.vgg.VGG.__init__`.
+fn vgg(_: &str, role: &Role) -> Option<Init> {
+    match role {
+        Role::Convolution { fan_out, .. } => Some(Init::Normal {
+            std: (2.0 / fan_out).sqrt(),
+        }),
+        Role::Linear { .. } => Some(Init::Normal { std: 0.01 }),
+        Role::ConvolutionBias { .. } | Role::LinearBias { .. } => Some(Init::Constant(0.0)),
         _ => None,
     }
 }

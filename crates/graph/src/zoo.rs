@@ -4,18 +4,24 @@
 mod layers;
 mod mlp;
 mod resnet;
+mod vgg;
 mod vit;
 
 use crate::{Builder, DType, Graph, GraphError, Loss, LossError, OutputKind, TensorType, ValueId};
 
 /// The models, by name.
-pub const NAMES: &[&str] = &["mlp", "resnet18", "resnet34", "resnet50", "vit_tiny"];
+pub const NAMES: &[&str] = &[
+    "mlp", "resnet18", "resnet34", "resnet50", "vgg11_bn", "vit_tiny",
+];
 
 /// The name of the data input that holds the images.
 pub const INPUT: &str = "input";
 
 /// The name of the result: the class scores before softmax, `f32[B,classes]`.
 pub const LOGITS: &str = "logits";
+
+/// Probability of dropping an element, where neither the caller nor the model says otherwise.
+const DROPOUT: f64 = 0.1;
 
 /// What a model of the zoo is built for.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,8 +32,9 @@ pub struct ZooOptions {
     pub channels: usize,
     /// Classes, or numbers predicted.
     pub classes: usize,
-    /// Probability of dropping an element, for the models that have dropout (`mlp`, `vit_tiny`).
-    pub dropout: f64,
+    /// Probability of dropping an element, for the models that have dropout; unless given, 0.5 for `vgg11_bn`, 0.1 for `mlp`
+    /// and `vit_tiny`.
+    pub dropout: Option<f64>,
     /// Height and width of a patch in pixels, for `vit_tiny`; unless given, the largest of 16, 8, 4, 2, 1 that cuts the image
     /// into at least 7 x 7 patches.
     pub patch_size: Option<usize>,
@@ -36,13 +43,13 @@ pub struct ZooOptions {
 }
 
 impl Default for ZooOptions {
-    /// ImageNet: 224 x 224 colour images of 1000 classes, cross-entropy; dropout of 0.1 where there is one.
+    /// ImageNet: 224 x 224 colour images of 1000 classes, cross-entropy.
     fn default() -> Self {
         ZooOptions {
             image_size: 224,
             channels: 3,
             classes: 1000,
-            dropout: 0.1,
+            dropout: None,
             patch_size: None,
             loss: Loss::default(),
         }
@@ -91,6 +98,7 @@ pub fn build(name: &str, options: &ZooOptions) -> Result<Graph, ZooError> {
         "resnet18" => |b, x, o| resnet::forward(b, x, o, &resnet::RESNET18),
         "resnet34" => |b, x, o| resnet::forward(b, x, o, &resnet::RESNET34),
         "resnet50" => |b, x, o| resnet::forward(b, x, o, &resnet::RESNET50),
+        "vgg11_bn" => vgg::vgg11_bn,
         "vit_tiny" => |b, x, o| vit::forward(b, x, o, &vit::TINY),
         _ => {
             return Err(ZooError::Unknown {
@@ -125,11 +133,13 @@ fn check(model: &str, options: &ZooOptions) -> Result<(), ZooError> {
             });
         }
     }
-    if !(0.0..=1.0).contains(&options.dropout) {
+    if let Some(dropout) = options.dropout
+        && !(0.0..=1.0).contains(&dropout)
+    {
         return Err(ZooError::Option {
             model: model.to_owned(),
             option: "dropout",
-            value: options.dropout.to_string(),
+            value: dropout.to_string(),
             reason: "a probability is between 0 and 1".into(),
         });
     }

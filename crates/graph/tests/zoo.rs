@@ -55,6 +55,7 @@ fn parameter_counts_are_the_published_ones() {
     assert_eq!(parameters(&build("resnet18")), 11_689_512);
     assert_eq!(parameters(&build("resnet34")), 21_797_672);
     assert_eq!(parameters(&build("resnet50")), 25_557_032);
+    assert_eq!(parameters(&build("vgg11_bn")), 132_868_840);
     assert_eq!(parameters(&build("vit_tiny")), 5_717_416);
     let mlp = zoo::build("mlp", &options(28, 1, 10)).unwrap();
     assert_eq!(
@@ -118,6 +119,34 @@ fn resnets_have_torchvisions_names_and_shapes() {
     );
     assert_eq!(shape(&resnet50, "bn1.num_batches_tracked"), "i64[]");
     assert_eq!(shape(&resnet50, "fc.weight"), "f32[1000,2048]");
+}
+
+#[test]
+fn vgg_has_torchvisions_names_and_shapes() {
+    let vgg = build("vgg11_bn");
+    let mut expected = BTreeSet::new();
+    for conv in [0, 4, 8, 11, 15, 18, 22, 25] {
+        for tensor in ["weight", "bias"] {
+            expected.insert(format!("features.{conv}.{tensor}"));
+        }
+        for tensor in [
+            "weight",
+            "bias",
+            "running_mean",
+            "running_var",
+            "num_batches_tracked",
+        ] {
+            expected.insert(format!("features.{}.{tensor}", conv + 1));
+        }
+    }
+    for linear in [0, 3, 6] {
+        for tensor in ["weight", "bias"] {
+            expected.insert(format!("classifier.{linear}.{tensor}"));
+        }
+    }
+    assert_eq!(names(&vgg), expected);
+    assert_eq!(shape(&vgg, "features.25.weight"), "f32[512,512,3,3]");
+    assert_eq!(shape(&vgg, "classifier.0.weight"), "f32[4096,25088]");
 }
 
 #[test]
@@ -217,7 +246,7 @@ fn models_take_other_images_and_give_logits_for_the_batch() {
 
 #[test]
 fn dropout_is_there_when_asked_for_and_each_has_its_own_key() {
-    let keys = |dropout: f64| -> Vec<u64> {
+    let keys = |dropout: Option<f64>| -> Vec<u64> {
         let options = ZooOptions {
             dropout,
             ..options(32, 3, 10)
@@ -229,8 +258,8 @@ fn dropout_is_there_when_asked_for_and_each_has_its_own_key() {
         });
         keys.collect()
     };
-    assert_eq!(keys(0.0), Vec::<u64>::new());
-    let keys = keys(0.1);
+    assert_eq!(keys(Some(0.0)), Vec::<u64>::new());
+    let keys = keys(Some(0.1));
     assert_eq!(keys.len(), 1 + 3 * 12);
     assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
 }
@@ -288,14 +317,14 @@ fn options_out_of_range_say_what_would_fit() {
         |name: &str, options: &ZooOptions| zoo::build(name, options).unwrap_err().to_string();
     assert_eq!(
         error("resnet", &options(32, 3, 10)),
-        "no model is named \"resnet\"; there are mlp, resnet18, resnet34, resnet50, vit_tiny"
+        "no model is named \"resnet\"; there are mlp, resnet18, resnet34, resnet50, vgg11_bn, vit_tiny"
     );
     assert_eq!(
         error("mlp", &options(0, 3, 10)),
         "mlp: image size is 0; it must be at least 1"
     );
     let dropout = ZooOptions {
-        dropout: f64::NAN,
+        dropout: Some(f64::NAN),
         ..options(32, 3, 10)
     };
     assert_eq!(

@@ -353,7 +353,7 @@ mod tests {
             image_size: 2,
             channels: 1,
             classes,
-            dropout: 0.0,
+            dropout: Some(0.0),
             ..ZooOptions::default()
         };
         let graph = zoo::build("mlp", &options).unwrap();

@@ -228,7 +228,7 @@ fn ignored_targets_and_class_weights_are_those_of_the_whole_batch() {
         "mlp",
         &ZooOptions {
             loss,
-            dropout: 0.0,
+            dropout: Some(0.0),
             ..ZooOptions::default()
         },
     );

@@ -21,6 +21,7 @@ pub use self::core::{CoreOptions, Worker};
 pub use driver::{WorkerError, WorkerOptions, run_link, serve};
 pub use event::{Act, Arrived, Departing, Effect, Event, Job, JobDone, JobError, JobId, JobOutput};
 pub use memory::MemoryPlan;
+pub use profile::profile;
 pub use runtime::Runtime;
 pub use stage::{Port, Ports, Signature};
 pub use windows::Windows;

@@ -40,7 +40,7 @@ const MOST_COPIES: u64 = 8;
 
 /// Median seconds of each program, in order; `None` for one that does not parse, does not verify, does not fit
 /// `budget_bytes`, cannot be compiled or fails, and for all that are left when `cancel` is set.
-pub(crate) fn profile<E: Executor>(
+pub fn profile<E: Executor>(
     engine: &E,
     programs: &[String],
     budget_bytes: u64,

@@ -57,6 +57,8 @@ struct Loaded<E: Executor> {
     passing: HashMap<Passage, Kept<E::Tensor>>,
     /// Bytes of all tensors held, weights and optimizer state too.
     held_bytes: u64,
+    /// The scratch memory of all programs, kept from one to the next.
+    scratch_bytes: u64,
 }
 
 /// The tensors of a stage.

@@ -2,10 +2,11 @@
 
 use outboard_graph::{DType, Op};
 
-use super::columns::Geometry;
 use super::matmul::{BLOCK, is_large};
+use super::order::{self, Wanted};
 use super::plan::{CpuPlan, PlanNode};
-use super::{conv, ops, reduce};
+use super::reduce;
+use super::tensor::Order;
 use crate::ExecError;
 
 /// Handles, shapes and the bookkeeping of the allocator, for each value.
@@ -27,40 +28,147 @@ fn f32s(elements: impl IntoIterator<Item = usize>) -> u64 {
     elements.fold(4, u64::saturating_mul)
 }
 
-/// The peak of a run; `kept` says which inputs stay in memory to the end whoever uses them.
-pub(super) fn peak(plan: &CpuPlan, kept: &[bool], threads: usize) -> Result<u64, ExecError> {
-    let size = |value: usize| bytes(&plan.values[value]).saturating_add(BYTES_PER_VALUE);
-    let mut alive: u64 = 0;
-    for input in &plan.inputs {
-        alive = alive.saturating_add(size(input.value));
-    }
-    let mut peak = alive;
-    let stays = |value: usize| {
-        let mut inputs = plan.inputs.iter().zip(kept);
-        inputs.any(|(input, kept)| *kept && input.value == value)
-    };
-    for (input, kept) in plan.inputs.iter().zip(kept) {
-        if input.unused && !kept {
-            alive = alive.saturating_sub(size(input.value));
+/// The order that a value is in, as far as that is known before a run; whether it may be held twice, in both orders.
+#[derive(Clone, Copy)]
+struct Held {
+    order: Option<Order>,
+    twice: bool,
+}
+
+/// The values of a plan as its nodes find them.
+struct Values<'a> {
+    plan: &'a CpuPlan,
+    /// Inputs that stay in memory to the end whoever uses them.
+    kept: Vec<bool>,
+    held: Vec<Held>,
+    alive: u64,
+}
+
+impl<'a> Values<'a> {
+    fn new(plan: &'a CpuPlan, kept: &[bool]) -> Self {
+        let first = Held {
+            order: Some(Order::First),
+            twice: false,
+        };
+        let mut values = Values {
+            plan,
+            kept: vec![false; plan.values.len()],
+            held: vec![first; plan.values.len()],
+            alive: 0,
+        };
+        for (input, kept) in plan.inputs.iter().zip(kept) {
+            values.alive = values.alive.saturating_add(values.size(input.value));
+            values.kept[input.value] = *kept;
+            let images = plan.values[input.value].1.len() > 2;
+            // Weights are as they came; of other images the caller decides.
+            if images && !kept {
+                values.held[input.value].order = None;
+            }
         }
+        values
+    }
+
+    fn size(&self, value: usize) -> u64 {
+        bytes(&self.plan.values[value]).saturating_add(BYTES_PER_VALUE)
+    }
+
+    fn let_go(&mut self, value: usize) {
+        let copies = 1 + u64::from(self.held[value].twice);
+        if !self.kept[value] {
+            self.alive = self
+                .alive
+                .saturating_sub(copies.saturating_mul(self.size(value)));
+        } else if self.held[value].twice {
+            self.alive = self.alive.saturating_sub(self.size(value));
+        }
+        self.held[value].twice = false;
+    }
+
+    /// The node's operands are put in the order that it wants; what it takes meanwhile, and while it runs.
+    fn put_in_order(&mut self, node: &PlanNode) -> (u64, u64) {
+        let order = |values: &Self, value: usize| values.held[value].order;
+        let operands = || node.operands.iter().flatten().map(|(value, _)| *value);
+        let any_last = operands().any(|value| order(self, value) == Some(Order::Last));
+        let all_first = operands().all(|value| order(self, value) == Some(Order::First));
+        let (mut meanwhile, mut running): (u64, u64) = (0, 0);
+        for (operand, wanted) in node.operands.iter().zip(&node.wanted) {
+            let Some((value, last)) = *operand else {
+                continue;
+            };
+            let to = match wanted {
+                Wanted::Any => continue,
+                Wanted::Is(order) => Some(order.of(&self.plan.values[value].1)),
+                Wanted::Alike if any_last => Some(Order::Last),
+                Wanted::Alike if all_first => Some(Order::First),
+                Wanted::Alike => None,
+            };
+            let from = order(self, value);
+            if from.is_some() && from == to {
+                continue;
+            }
+            let size = self.size(value);
+            meanwhile = meanwhile.max(running.saturating_add(size));
+            if self.plan.is_saved[value] {
+                // A copy for this node alone.
+                running = running.saturating_add(size);
+                continue;
+            }
+            self.held[value].order = to;
+            // What the caller holds too stays beside its copy.
+            let is_input = self.plan.inputs.iter().any(|input| input.value == value);
+            if is_input && !self.held[value].twice && !last {
+                self.held[value].twice = true;
+                self.alive = self.alive.saturating_add(size);
+            } else if is_input && last {
+                running = running.saturating_add(size);
+            }
+        }
+        (meanwhile, running)
+    }
+}
+
+impl Values<'_> {
+    /// The orders that a node leaves its results in.
+    fn set_orders(&mut self, node: &PlanNode) {
+        let dims = self.plan.operand_dims(node);
+        let orders: Vec<Option<Order>> = (node.operands.iter())
+            .map(|operand| operand.and_then(|(value, _)| self.held[value].order))
+            .collect();
+        let order = order::result(&node.op, &orders, &dims);
+        for (result, _) in &node.results {
+            self.held[*result].order = order.map(|order| order.of(&self.plan.values[*result].1));
+        }
+    }
+}
+
+/// The peak of a run without scratch memory; `kept` says which inputs stay in memory to the end whoever uses them.
+pub(super) fn peak(plan: &CpuPlan, kept: &[bool]) -> Result<u64, ExecError> {
+    let mut values = Values::new(plan, kept);
+    let mut peak = values.alive;
+    for input in plan.inputs.iter().filter(|input| input.unused) {
+        values.let_go(input.value);
     }
     for node in &plan.nodes {
+        let (meanwhile, running) = values.put_in_order(node);
+        peak = peak.max(values.alive.saturating_add(meanwhile));
         for (result, _) in &node.results {
-            alive = alive.saturating_add(size(*result));
+            values.alive = values.alive.saturating_add(values.size(*result));
         }
-        peak = peak.max(alive.saturating_add(scratch(plan, node, threads)));
+        let beside = extra(plan, node).saturating_add(running);
+        peak = peak.max(values.alive.saturating_add(beside));
+        values.set_orders(node);
         for (operand, last) in node.operands.iter().flatten() {
-            if *last && !stays(*operand) {
-                alive = alive.saturating_sub(size(*operand));
+            if *last {
+                values.let_go(*operand);
             }
         }
         for (result, used) in &node.results {
             if !used {
-                alive = alive.saturating_sub(size(*result));
+                values.let_go(*result);
             }
         }
     }
-    let threads = threads as u64;
+    let threads = plan.settings.threads as u64;
     peak.checked_add(threads.saturating_mul(BYTES_PER_THREAD))
         .filter(|&peak| peak <= isize::MAX as u64)
         .ok_or_else(|| {
@@ -78,37 +186,6 @@ fn gemm(m: usize, n: usize, k: usize) -> u64 {
         .saturating_mul(4)
 }
 
-fn convolution(g: &Geometry) -> u64 {
-    let (tile, block) = (conv::tile(g), BLOCK.min(g.out_channels / g.groups));
-    let columns = if g.is_pointwise() {
-        0
-    } else {
-        f32s([g.rows(), tile])
-    };
-    columns + f32s([tile, block]) + gemm(tile, block, g.rows())
-}
-
-fn convolution_input_grad(g: &Geometry) -> u64 {
-    if let Some(transposed) = conv::as_forward(g) {
-        return f32s([g.out_channels, g.rows()]) + convolution(&transposed);
-    }
-    let (tile, group_out) = (conv::skipping_tile(g), g.out_channels / g.groups);
-    f32s([g.rows(), tile]) + f32s([group_out, tile]) + gemm(g.rows(), tile, group_out)
-}
-
-fn convolution_weight_grad(g: &Geometry) -> u64 {
-    let (tile, group_out) = (conv::tile(g), g.out_channels / g.groups);
-    if conv::is_weight_grad_direct(g) {
-        let inputs = f32s([g.rows(), tile]) + f32s([group_out, tile]);
-        return inputs + gemm(group_out, g.rows(), tile);
-    }
-    let block = BLOCK.min(group_out);
-    f32s([g.rows(), tile])
-        + f32s([group_out, tile])
-        + f32s([g.rows(), block])
-        + gemm(g.rows(), block, tile)
-}
-
 /// `[rows, inner] @ [inner, columns]`: the right factor rearranged, and a block of the product.
 fn mm(rows: usize, inner: usize, columns: usize) -> u64 {
     if !is_large(rows, inner, columns) {
@@ -118,22 +195,16 @@ fn mm(rows: usize, inner: usize, columns: usize) -> u64 {
     f32s([inner, columns]) + f32s([rows, block]) + gemm(rows, block, inner)
 }
 
-/// An upper bound on what an operator allocates beyond its results.
-fn scratch(plan: &CpuPlan, node: &PlanNode, threads: usize) -> u64 {
-    let dims = |value: usize| plan.values[value].1.as_slice();
-    let operands: Vec<Option<&[usize]>> = (node.operands.iter())
-        .map(|operand| operand.map(|(value, _)| dims(value)))
-        .collect();
+/// An upper bound on what an operator allocates beyond its results and its scratch memory.
+fn extra(plan: &CpuPlan, node: &PlanNode) -> u64 {
+    let threads = plan.settings.threads;
+    let operands = plan.operand_dims(node);
     let operand = |index: usize| operands.get(index).copied().flatten().unwrap_or(&[]);
     let result = node
         .results
         .first()
-        .map_or(&[][..], |(value, _)| dims(*value));
-    let geometry = || ops::geometry(&node.op, &operands, result);
+        .map_or(&[][..], |(value, _)| plan.values[*value].1.as_slice());
     match &node.op {
-        Op::Convolution { .. } => geometry().map_or(0, |g| convolution(&g)),
-        Op::ConvolutionInputGrad { .. } => geometry().map_or(0, |g| convolution_input_grad(&g)),
-        Op::ConvolutionWeightGrad { .. } => geometry().map_or(0, |g| convolution_weight_grad(&g)),
         Op::Addmm {} | Op::Mm {} | Op::Bmm {} => {
             let a = operand(usize::from(matches!(node.op, Op::Addmm {})));
             match (a, result) {
@@ -144,9 +215,9 @@ fn scratch(plan: &CpuPlan, node: &PlanNode, threads: usize) -> u64 {
                 _ => 0,
             }
         }
-        // Sums and factors of each channel.
+        // Factors of each channel.
         Op::BatchNormTraining { .. } | Op::BatchNormInference { .. } | Op::BatchNormGrad { .. } => {
-            64 * operand(0).get(1).map_or(0, |&channels| channels as u64)
+            16 * operand(0).get(1).map_or(0, |&channels| channels as u64)
         }
         // A line of each operand, gathered.
         Op::Softmax { dim }

@@ -1,34 +1,42 @@
-//! The CPU engine: Burn's Flex backend for matrix products and layout, own loops for the rest.
+//! The CPU engine: `kernels` for convolution, batch norm and pooling, Burn's Flex backend for matrix products and layout,
+//! own loops for the rest.
 //!
-//! Where Burn 0.22.1 differs from ATen, or would be slow, this engine does its own arithmetic: the running variance of
-//! batch norm (Burn's is biased), the gradients of convolution (Flex runs the weight's as a convolution with a giant
-//! kernel), NaN in relu and max pooling, and all that works element by element (Flex does that on one thread).
+//! Images lie in memory channels last while they pass through the kernels (see `order`), and are put in the program's
+//! order only where an operator asks for that.
 //!
 //! Results depend on operands alone. No sum is split by the number of threads: loops run over chunks of fixed size, and
 //! Flex's products split rows and columns only.
 
-mod columns;
+mod batch_norm;
 mod conv;
+mod layer_norm;
 mod layout;
 mod lookup;
 mod matmul;
 mod memory;
-mod norm;
 mod ops;
+mod order;
 mod parallel;
 mod plan;
 mod pointwise;
 mod pool;
 mod reduce;
+mod scratch;
 mod softmax;
 mod strided;
 mod tensor;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use outboard_graph::{DType, Graph, Tensor};
+use outboard_kernels::{Isa, Method};
 use rayon::prelude::*;
+
+use order::Wanted;
+use scratch::{Settings, Workplace};
+use tensor::Order;
 
 use crate::{EngineInfo, ExecError, Executor, RandomKey, StepSize, UpdateRule};
 
@@ -40,7 +48,9 @@ const NAME: &str = "cpu";
 /// The CPU engine. Runs on the rayon pool of whoever calls it.
 #[derive(Clone, Debug)]
 pub struct CpuExecutor {
-    threads: usize,
+    settings: Settings,
+    /// Shared by all plans of this engine, and owned by them: with the last plan goes the memory.
+    scratch: Arc<Mutex<Weak<scratch::Pool>>>,
 }
 
 impl CpuExecutor {
@@ -52,8 +62,28 @@ impl CpuExecutor {
     /// An engine that will be called on pools of at most this many threads; memory is planned for that.
     pub fn with_threads(threads: usize) -> Self {
         CpuExecutor {
-            threads: threads.max(1),
+            settings: Settings {
+                threads: threads.max(1),
+                method: Method::Auto,
+                isa: Isa::best(),
+            },
+            scratch: Arc::default(),
         }
+    }
+
+    /// The same engine, convolving in another way.
+    pub fn convolving(mut self, method: Method) -> Self {
+        self.settings.method = method;
+        self
+    }
+
+    fn pool(&self) -> Arc<scratch::Pool> {
+        let mut held = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        held.upgrade().unwrap_or_else(|| {
+            let pool = Arc::default();
+            *held = Arc::downgrade(&pool);
+            pool
+        })
     }
 }
 
@@ -78,18 +108,26 @@ impl Executor for CpuExecutor {
 
     fn info(&self) -> EngineInfo {
         EngineInfo {
-            name: NAME.into(),
+            // Its speed and its last bits are others.
+            name: match self.settings.method {
+                Method::Auto => NAME.into(),
+                Method::Direct => format!("{NAME}-direct"),
+            },
             device: processor(),
-            threads: self.threads,
+            threads: self.settings.threads,
         }
     }
 
     fn compile(&self, program: &Graph) -> Result<CpuPlan, ExecError> {
-        plan::compile(program, self.threads)
+        plan::compile(program, &self.settings, self.pool())
     }
 
     fn peak_bytes(&self, plan: &CpuPlan) -> u64 {
         plan.peak_bytes
+    }
+
+    fn scratch_bytes(&self, plan: &CpuPlan) -> u64 {
+        plan.scratch_bytes()
     }
 
     fn upload(&self, tensor: &Tensor) -> Result<CpuTensor, ExecError> {
@@ -107,9 +145,15 @@ impl Executor for CpuExecutor {
         key: RandomKey,
     ) -> Result<Vec<CpuTensor>, ExecError> {
         let mut values = place_inputs(plan, inputs)?;
-        for node in &plan.nodes {
-            run_node(plan, node, &mut values, key)?;
-        }
+        let mut scratch = plan.pool.take(plan.scratch_elements);
+        let mut place = Workplace {
+            settings: &plan.settings,
+            scratch: &mut scratch,
+        };
+        let mut nodes = plan.nodes.iter();
+        let ran = nodes.try_for_each(|node| run_node(plan, node, &mut values, key, &mut place));
+        plan.pool.give(scratch);
+        ran?;
         (plan.outputs.iter())
             .map(|&value| values[value].clone().ok_or_else(broken))
             .collect()
@@ -121,6 +165,7 @@ impl Executor for CpuExecutor {
             return Ok(());
         };
         same_f32("accumulate", total, &term)?;
+        let term = term.in_order(total.order());
         // Never written to the term, which someone else may hold on to: the sum is ours.
         (total.f32s_unshared().par_chunks_mut(parallel::CHUNK))
             .zip(term.f32s().par_chunks(parallel::CHUNK))
@@ -134,6 +179,8 @@ impl Executor for CpuExecutor {
 
     fn sum_of_squares(&self, tensor: &CpuTensor) -> Result<f64, ExecError> {
         is_f32("sum of squares", tensor)?;
+        // The order of the sum must not be that of the memory.
+        let tensor = tensor.clone().in_order(Order::First);
         let chunks = tensor.f32s().par_chunks(parallel::CHUNK);
         let sums: Vec<f64> = chunks
             .map(|chunk| parallel::sum(chunk, |x| x * x))
@@ -221,26 +268,56 @@ fn place_inputs(
     Ok(values)
 }
 
+/// A node's operands in the order that it wants them in.
+fn operands(
+    plan: &CpuPlan,
+    node: &plan::PlanNode,
+    values: &mut [Option<CpuTensor>],
+) -> Result<Vec<Option<CpuTensor>>, ExecError> {
+    let is_last = |value: usize| {
+        let tensor = values[value].as_ref();
+        tensor.is_some_and(|tensor| tensor.order() == Order::Last)
+    };
+    let any_last = (node.operands.iter().flatten()).any(|(value, _)| is_last(*value));
+    let mut operands = Vec::with_capacity(node.operands.len());
+    for (operand, wanted) in node.operands.iter().zip(&node.wanted) {
+        let Some((value, last_use)) = *operand else {
+            operands.push(None);
+            continue;
+        };
+        let mut tensor = values[value].take().ok_or_else(broken)?;
+        let order = match wanted {
+            Wanted::Any => tensor.order(),
+            Wanted::Is(order) => *order,
+            Wanted::Alike if any_last => Order::Last,
+            Wanted::Alike => Order::First,
+        };
+        if !last_use {
+            if !plan.is_saved[value] {
+                // For all who use it later, too.
+                tensor = tensor.in_order(order);
+            }
+            values[value] = Some(tensor.clone());
+        }
+        operands.push(Some(tensor.in_order(order)));
+    }
+    Ok(operands)
+}
+
 fn run_node(
     plan: &CpuPlan,
     node: &plan::PlanNode,
     values: &mut [Option<CpuTensor>],
     key: RandomKey,
+    place: &mut Workplace<'_>,
 ) -> Result<(), ExecError> {
-    let mut operands = Vec::with_capacity(node.operands.len());
-    for operand in &node.operands {
-        operands.push(match *operand {
-            None => None,
-            Some((value, true)) => Some(values[value].take().ok_or_else(broken)?),
-            Some((value, false)) => Some(values[value].clone().ok_or_else(broken)?),
-        });
-    }
+    let operands = operands(plan, node, values)?;
     let shapes: Vec<&[usize]> = (node.results.iter())
         .map(|(value, _)| plan.values[*value].1.as_slice())
         .collect();
     // Nothing of the caller is left half changed: operands are ours, and the run ends here.
     let result = catch_unwind(AssertUnwindSafe(|| {
-        ops::run(&node.op, ops::Operands(operands), &shapes, key)
+        ops::run(&node.op, ops::Operands(operands), &shapes, key, place)
     }));
     let failed = |reason: String| ExecError::Failed {
         op: node.text.clone(),

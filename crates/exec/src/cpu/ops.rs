@@ -2,12 +2,12 @@
 
 use outboard_graph::{DType, Op};
 
-use super::columns::Geometry;
+use super::batch_norm::After;
 use super::pointwise::Binary;
-use super::pool::{Average, Window, pair};
 use super::tensor::CpuTensor;
 use super::{
-    OpError, conv, layout, lookup, matmul, norm, parallel, pointwise, pool, reduce, softmax,
+    OpError, Workplace, batch_norm, conv, layer_norm, layout, lookup, matmul, parallel, pointwise,
+    pool, reduce, softmax,
 };
 use crate::RandomKey;
 
@@ -35,115 +35,30 @@ impl Operands {
     }
 }
 
-/// The geometry of a convolution or of one of its gradients, from the shapes of its operands and of its result.
-pub(super) fn geometry(
-    op: &Op,
-    operands: &[Option<&[usize]>],
-    result: &[usize],
-) -> Option<Geometry> {
-    let operand = |index: usize| operands.get(index).copied().flatten();
-    match op {
-        Op::Convolution {
-            stride,
-            padding,
-            dilation,
-            groups,
-        } => Geometry::new(
-            operand(0)?,
-            operand(1)?,
-            result,
-            (stride, padding, dilation),
-            *groups,
-        ),
-        Op::ConvolutionInputGrad {
-            stride,
-            padding,
-            dilation,
-            groups,
-            ..
-        } => Geometry::new(
-            result,
-            operand(1)?,
-            operand(0)?,
-            (stride, padding, dilation),
-            *groups,
-        ),
-        Op::ConvolutionWeightGrad {
-            stride,
-            padding,
-            dilation,
-            groups,
-            ..
-        } => Geometry::new(
-            operand(1)?,
-            result,
-            operand(0)?,
-            (stride, padding, dilation),
-            *groups,
-        ),
-        _ => None,
-    }
-}
-
-fn average(op: &Op) -> Option<Average> {
-    match op {
-        Op::AvgPool2d {
-            kernel_size,
-            stride,
-            padding,
-            count_include_pad,
-            divisor_override,
-            ..
-        }
-        | Op::AvgPool2dGrad {
-            kernel_size,
-            stride,
-            padding,
-            count_include_pad,
-            divisor_override,
-            ..
-        } => Some(Average {
-            window: Window {
-                kernel: pair(kernel_size),
-                stride: pair(stride),
-                padding: pair(padding),
-                dilation: [1, 1],
-            },
-            count_include_pad: *count_include_pad,
-            divisor: *divisor_override,
-        }),
-        _ => None,
-    }
-}
-
 /// Runs one operator. `results` are the shapes of its results; `key` steers its random numbers.
 pub(super) fn run(
     op: &Op,
     mut operands: Operands,
     results: &[&[usize]],
     key: RandomKey,
+    place: &mut Workplace<'_>,
 ) -> Result<Vec<CpuTensor>, OpError> {
     let x = &mut operands;
     let out = results.first().copied().ok_or(OpError::Shape)?;
-    let geometry_of = |x: &Operands| {
-        let dims: Vec<Option<&[usize]>> =
-            x.0.iter()
-                .map(|o| o.as_ref().map(CpuTensor::dims))
-                .collect();
-        geometry(op, &dims, out).ok_or(OpError::Shape)
-    };
     let one = match op {
-        Op::Convolution { .. } => {
-            let g = geometry_of(x)?;
-            conv::forward(&g, x.get(0)?, x.get(1)?, x.optional(2), out)
-        }
-        Op::ConvolutionInputGrad { .. } => {
-            let g = geometry_of(x)?;
-            conv::input_grad(&g, x.get(0)?, x.get(1)?, out)
-        }
-        Op::ConvolutionWeightGrad { .. } => {
-            let g = geometry_of(x)?;
-            conv::weight_grad(&g, x.get(0)?, x.get(1)?, out)
+        Op::Convolution { .. }
+        | Op::ConvolutionInputGrad { .. }
+        | Op::ConvolutionWeightGrad { .. } => {
+            let dims: Vec<Option<&[usize]>> =
+                x.0.iter()
+                    .map(|o| o.as_ref().map(CpuTensor::dims))
+                    .collect();
+            let g = conv::sizes(op, &dims, out).ok_or(OpError::Shape)?;
+            let bias = match op {
+                Op::Convolution { .. } => x.optional(2),
+                _ => None,
+            };
+            conv::run(op, &g, x.get(0)?, x.get(1)?, bias, out, place)
         }
         Op::Addmm {} => {
             let (a, b) = (x.take(1)?, x.take(2)?);
@@ -166,19 +81,22 @@ pub(super) fn run(
             let input = x.take(0)?;
             let running = (x.get(3)?, x.get(4)?);
             let (weight, bias) = (x.optional(1), x.optional(2));
-            return Ok(
-                norm::batch_training(input, weight, bias, running, (*momentum, *eps)).into(),
-            );
+            let how = (*momentum, *eps);
+            let after = After::default();
+            let results = batch_norm::training(input, weight, bias, running, how, after, place);
+            return Ok(results.into());
         }
         Op::BatchNormInference { eps, .. } => {
             let input = x.take(0)?;
             let running = (x.get(3)?, x.get(4)?);
-            norm::batch_inference(input, x.optional(1), x.optional(2), running, *eps)
+            let (weight, bias) = (x.optional(1), x.optional(2));
+            batch_norm::inference(input, weight, bias, running, *eps, After::default(), place)
         }
         Op::BatchNormGrad { .. } => {
             let grad = x.take(0)?;
             let (input, weight) = (x.get(1)?, x.optional(2));
-            return Ok(norm::batch_grad(grad, input, weight, x.get(3)?, x.get(4)?).into());
+            let saved = (x.get(3)?, x.get(4)?);
+            return Ok(batch_norm::gradient(grad, None, input, weight, saved, place).into());
         }
         Op::LayerNorm {
             normalized_shape,
@@ -187,40 +105,26 @@ pub(super) fn run(
             let width = normalized_shape.iter().product();
             let stats = results.get(1).copied().ok_or(OpError::Shape)?;
             let (weight, bias) = (x.optional(1), x.optional(2));
-            return Ok(norm::layer(x.get(0)?, weight, bias, width, *eps, stats).into());
+            return Ok(layer_norm::forward(x.get(0)?, weight, bias, width, *eps, stats).into());
         }
         Op::LayerNormGrad { normalized_shape } => {
             let (grad, input, weight) = (x.get(0)?, x.get(1)?, x.optional(4));
             let (mean, rstd) = (x.get(2)?, x.get(3)?);
-            return Ok(norm::layer_grad(grad, input, mean, rstd, weight, normalized_shape).into());
+            return Ok(
+                layer_norm::gradient(grad, input, mean, rstd, weight, normalized_shape).into(),
+            );
         }
         Op::Softmax { dim } => softmax::softmax(x.take(0)?, *dim),
         Op::LogSoftmax { dim } => softmax::log_softmax(x.take(0)?, *dim),
         Op::SoftmaxGrad { dim } => softmax::softmax_grad(x.take(0)?, x.get(1)?, *dim),
         Op::LogSoftmaxGrad { dim } => softmax::log_softmax_grad(x.take(0)?, x.get(1)?, *dim),
 
-        Op::MaxPool2d {
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            ..
-        } => {
-            let window = Window {
-                kernel: pair(kernel_size),
-                stride: pair(stride),
-                padding: pair(padding),
-                dilation: pair(dilation),
-            };
-            return Ok(pool::max(x.get(0)?, window, out).into());
-        }
+        Op::MaxPool2d { .. } => return Ok(pool::max(op, x.get(0)?, out)?.into()),
         Op::MaxPool2dGrad { .. } => pool::max_grad(x.get(0)?, x.get(1)?, out)?,
-        Op::AvgPool2d { .. } => pool::avg(x.get(0)?, average(op).ok_or(OpError::Shape)?, out),
-        Op::AvgPool2dGrad { .. } => {
-            pool::avg_grad(x.get(0)?, average(op).ok_or(OpError::Shape)?, out)
+        Op::AvgPool2d { .. } | Op::AdaptiveAvgPool2d { .. } => pool::average(op, x.get(0)?, out),
+        Op::AvgPool2dGrad { .. } | Op::AdaptiveAvgPool2dGrad { .. } => {
+            pool::average_grad(op, x.get(0)?, out)
         }
-        Op::AdaptiveAvgPool2d { .. } => pool::adaptive_avg(x.get(0)?, out),
-        Op::AdaptiveAvgPool2dGrad { .. } => pool::adaptive_avg_grad(x.get(0)?, out),
 
         Op::Relu {} => pointwise::relu(x.take(0)?),
         Op::Gelu { tanh } => pointwise::gelu(x.take(0)?, *tanh),
@@ -295,9 +199,8 @@ pub(super) fn run(
         Op::Mean { dims, .. } => reduce::sum(x.get(0)?, dims, out, true),
 
         // A shape alone changes.
-        Op::View { .. } | Op::Squeeze { .. } | Op::Unsqueeze { .. } | Op::Clone {} => {
-            x.take(0)?.reshaped(out)
-        }
+        Op::View { .. } | Op::Squeeze { .. } | Op::Unsqueeze { .. } => x.take(0)?.reshaped(out),
+        Op::Clone {} => x.take(0)?,
         Op::Permute { dims } => layout::permute(x.take(0)?, dims),
         Op::Expand { .. } => layout::expanded(x.take(0)?, out),
         Op::Cat { dim } => {

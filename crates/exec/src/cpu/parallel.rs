@@ -25,7 +25,7 @@ pub(super) fn map(mut x: CpuTensor, f: impl Fn(f32) -> f32 + Sync) -> CpuTensor 
                 *out = f(*x);
             }
         });
-    CpuTensor::from_f32(x.dims(), out)
+    x.like(out)
 }
 
 /// `f` of every pair of elements of two tensors of one shape; in place of the one that nobody else holds.
@@ -63,7 +63,7 @@ pub(super) fn zip(
                 *out = f(*a, *b);
             }
         });
-    CpuTensor::from_f32(a.dims(), out)
+    a.like(out)
 }
 
 /// Sums `f` of every element in f64, in eight interleaved strands that the compiler keeps in vector registers.

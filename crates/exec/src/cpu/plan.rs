@@ -2,7 +2,11 @@
 
 use outboard_graph::{DType, Graph, InputKind, Op, TensorType, ValueId};
 
-use super::memory;
+use std::sync::Arc;
+
+use super::order::{Wanted, wanted};
+use super::scratch::{Pool, Settings};
+use super::{batch_norm, conv, memory};
 use crate::ExecError;
 
 /// A program for this engine.
@@ -13,7 +17,27 @@ pub struct CpuPlan {
     pub(super) outputs: Vec<usize>,
     /// Element type and sizes of each value.
     pub(super) values: Vec<(DType, Vec<usize>)>,
+    /// Which values an earlier program saved: who holds them is the caller's matter, so they stay as they are.
+    pub(super) is_saved: Vec<bool>,
     pub(super) peak_bytes: u64,
+    /// The most `f32` of scratch memory that one of the nodes takes, and where they come from.
+    pub(super) scratch_elements: usize,
+    pub(super) pool: Arc<Pool>,
+    pub(super) settings: Settings,
+}
+
+impl CpuPlan {
+    pub(super) fn scratch_bytes(&self) -> u64 {
+        // Whole cache lines.
+        4 * (self.scratch_elements as u64).next_multiple_of(16)
+    }
+
+    /// Shapes of a node's operands.
+    pub(super) fn operand_dims(&self, node: &PlanNode) -> Vec<Option<&[usize]>> {
+        (node.operands.iter())
+            .map(|operand| operand.map(|(value, _)| self.values[value].1.as_slice()))
+            .collect()
+    }
 }
 
 #[derive(Debug)]
@@ -29,6 +53,8 @@ pub(super) struct PlanNode {
     pub(super) op: Op,
     /// Each with whether this is its last use: then the handle itself goes to the operator.
     pub(super) operands: Vec<Option<(usize, bool)>>,
+    /// The order that each operand is wanted in.
+    pub(super) wanted: Vec<Wanted>,
     /// Each with whether anything uses it.
     pub(super) results: Vec<(usize, bool)>,
     /// The node for error messages.
@@ -37,7 +63,11 @@ pub(super) struct PlanNode {
 }
 
 /// Compiles a program that passed `verify`.
-pub(super) fn compile(program: &Graph, threads: usize) -> Result<CpuPlan, ExecError> {
+pub(super) fn compile(
+    program: &Graph,
+    settings: &Settings,
+    pool: Arc<Pool>,
+) -> Result<CpuPlan, ExecError> {
     let values = (program.values.iter().enumerate())
         .map(|(index, value)| concrete(index, &value.ty))
         .collect::<Result<Vec<_>, _>>()?;
@@ -90,6 +120,7 @@ pub(super) fn compile(program: &Graph, threads: usize) -> Result<CpuPlan, ExecEr
         let plan = PlanNode {
             op: node.op.clone(),
             operands,
+            wanted: Vec::new(),
             results,
             text: text(node),
             scope: node.scope.clone(),
@@ -100,16 +131,54 @@ pub(super) fn compile(program: &Graph, threads: usize) -> Result<CpuPlan, ExecEr
     let outputs = (program.outputs.iter())
         .map(|output| known(output.value))
         .collect::<Result<_, _>>()?;
+    let mut is_saved = vec![false; values.len()];
+    for input in program.inputs.iter().filter(|i| i.kind == InputKind::Saved) {
+        is_saved[known(input.value)?] = true;
+    }
     let mut plan = CpuPlan {
         inputs,
         nodes,
         outputs,
         values,
+        is_saved,
         peak_bytes: 0,
+        scratch_elements: 0,
+        pool,
+        settings: *settings,
     };
+    let mut orders = Vec::with_capacity(plan.nodes.len());
+    for node in &plan.nodes {
+        let dims = plan.operand_dims(node);
+        orders.push(
+            (0..dims.len())
+                .map(|index| wanted(&node.op, index, &dims))
+                .collect(),
+        );
+        let need = scratch_elements(&plan, node, &dims);
+        plan.scratch_elements = plan.scratch_elements.max(need);
+    }
+    for (node, wanted) in plan.nodes.iter_mut().zip(orders) {
+        node.wanted = wanted;
+    }
     let kept: Vec<bool> = program.inputs.iter().map(|i| stays(i.kind)).collect();
-    plan.peak_bytes = memory::peak(&plan, &kept, threads)?;
+    plan.peak_bytes = memory::peak(&plan, &kept)?.saturating_add(plan.scratch_bytes());
     Ok(plan)
+}
+
+/// Scratch memory that a node takes.
+fn scratch_elements(plan: &CpuPlan, node: &PlanNode, dims: &[Option<&[usize]>]) -> usize {
+    let result = node
+        .results
+        .first()
+        .map_or(&[][..], |(value, _)| plan.values[*value].1.as_slice());
+    match &node.op {
+        Op::BatchNormTraining { .. } | Op::BatchNormGrad { .. } => dims
+            .first()
+            .copied()
+            .flatten()
+            .map_or(0, batch_norm::scratch),
+        op => conv::sizes(op, dims, result).map_or(0, |g| conv::scratch(op, &g, &plan.settings)),
+    }
 }
 
 /// Weights stay in memory whatever the program does with them: whoever runs it keeps them for the next run.

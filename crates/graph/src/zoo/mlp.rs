@@ -3,7 +3,7 @@
 
 use crate::{Builder, Op, ValueId};
 
-use super::{ZooError, ZooOptions, layers};
+use super::{DROPOUT, ZooError, ZooOptions, layers};
 
 /// Widths of the hidden layers.
 const HIDDEN: [usize; 2] = [256, 128];
@@ -20,11 +20,12 @@ pub(super) fn forward(
         .take(1)
         .chain([crate::Dim::Fixed(features)]);
     let mut x = b.scoped("0", |b| layers::view(b, input, shape))?;
+    let dropout = options.dropout.unwrap_or(DROPOUT);
     let mut module = 1;
     for width in HIDDEN {
         x = layers::linear(b, &module.to_string(), x, width)?;
         x = layers::op(b, &(module + 1).to_string(), Op::Relu {}, &[x])?;
-        x = layers::dropout(b, &(module + 2).to_string(), x, options.dropout)?;
+        x = layers::dropout(b, &(module + 2).to_string(), x, dropout)?;
         module += 3;
     }
     Ok(layers::linear(b, &module.to_string(), x, options.classes)?)

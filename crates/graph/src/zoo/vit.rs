@@ -4,7 +4,7 @@
 use crate::{Builder, Dim, Op, ValueId};
 
 use super::{
-    ZooError, ZooOptions,
+    DROPOUT, ZooError, ZooOptions,
     layers::{self, Conv},
 };
 
@@ -67,7 +67,7 @@ pub(super) fn forward(
 
     let encoder = Encoder {
         tokens: patches.saturating_add(1),
-        dropout: options.dropout,
+        dropout: options.dropout.unwrap_or(DROPOUT),
         size,
     };
     let x = b.scoped("encoder", |b| encoder.forward(b, x))?;

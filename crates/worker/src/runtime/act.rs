@@ -129,6 +129,7 @@ impl<E: Executor> Loaded<E> {
             stages,
             passing,
             held_bytes,
+            scratch_bytes,
             encoding,
             ..
         } = self;
@@ -185,7 +186,9 @@ impl<E: Executor> Loaded<E> {
             };
             inputs.push(tensor);
         }
-        let peak_bytes = held_bytes.saturating_add(program.peak_bytes);
+        *scratch_bytes = program.scratch_bytes.max(*scratch_bytes);
+        let peak_bytes =
+            (held_bytes.saturating_add(*scratch_bytes)).saturating_add(program.peak_bytes);
         let outputs = program.run(engine, inputs, key)?;
 
         let mut departing: Vec<Departing> = Vec::new();

@@ -28,7 +28,7 @@ pub(super) fn prepare<E: Executor>(
     }
     let rule = assign.optimizer.map(rule);
     let mut stages: BTreeMap<u16, Held<E>> = BTreeMap::new();
-    let mut largest_program = 0;
+    let (mut largest_program, mut scratch_bytes) = (0, 0);
     for assignment in &assign.stages {
         let index = assignment.stage;
         let stage = Stage::new(assignment, assign.largest_micro_batch)?;
@@ -39,11 +39,11 @@ pub(super) fn prepare<E: Executor>(
                 continue;
             };
             let mut program = Program::new(graph.clone());
-            let peak = program
+            let runnable = program
                 .at(engine, assign.largest_micro_batch)
-                .map_err(|error| refuse(index, &graph.name, &error.message))?
-                .peak_bytes;
-            largest_program = peak.max(largest_program);
+                .map_err(|error| refuse(index, &graph.name, &error.message))?;
+            largest_program = runnable.peak_bytes.max(largest_program);
+            scratch_bytes = runnable.scratch_bytes.max(scratch_bytes);
             programs.insert(kind, program);
         }
         let held = Held {
@@ -73,6 +73,7 @@ pub(super) fn prepare<E: Executor>(
         .map(|held| held.stage.signature.clone())
         .collect();
     let windows = Windows::of(&assign, &signatures)?.max(granted);
+    let largest_program = largest_program.saturating_add(scratch_bytes);
     let memory = plan(&assign, &stages, rule, largest_program, windows)?;
     if memory.total() > budget_bytes {
         return Err(JobError {
@@ -93,6 +94,7 @@ pub(super) fn prepare<E: Executor>(
         stages,
         passing: HashMap::new(),
         held_bytes: 0,
+        scratch_bytes,
     };
     let output = JobOutput::Prepared {
         signatures,

@@ -23,6 +23,7 @@ struct Compiled<E: Executor> {
     samples: u32,
     plan: Plan<E>,
     peak_bytes: u64,
+    scratch_bytes: u64,
     output_bytes: Vec<u64>,
 }
 
@@ -36,8 +37,10 @@ enum Plan<E: Executor> {
 /// A program ready for one micro-batch.
 pub(super) struct Runnable<'a, E: Executor> {
     plan: &'a Plan<E>,
-    /// The most that a run takes, inputs and outputs too.
+    /// The most that a run takes, inputs and outputs too, without scratch memory.
     pub(super) peak_bytes: u64,
+    /// Scratch memory, which all programs share.
+    pub(super) scratch_bytes: u64,
     /// Kinds and names of the inputs, in order.
     pub(super) inputs: Vec<(InputKind, &'a str)>,
     /// Kinds, names and sizes of the outputs, in order.
@@ -73,6 +76,7 @@ impl<E: Executor> Program<E> {
         Ok(Runnable {
             plan: &compiled.plan,
             peak_bytes: compiled.peak_bytes,
+            scratch_bytes: compiled.scratch_bytes,
             inputs: self
                 .graph
                 .inputs
@@ -153,15 +157,18 @@ fn compile<E: Executor>(engine: &E, graph: &Graph, samples: u32) -> Result<Compi
             samples,
             plan: Plan::Wires(wires),
             peak_bytes,
+            scratch_bytes: 0,
             output_bytes,
         });
     }
     let plan = engine.compile(&graph)?;
-    let peak_bytes = engine.peak_bytes(&plan);
+    let scratch_bytes = engine.scratch_bytes(&plan);
+    let peak_bytes = engine.peak_bytes(&plan).saturating_sub(scratch_bytes);
     Ok(Compiled {
         samples,
         plan: Plan::Engine(plan),
         peak_bytes,
+        scratch_bytes,
         output_bytes,
     })
 }
