@@ -1,6 +1,11 @@
 //! Every pass of every kind of convolution against sums in f64, over generated shapes, with poisoned outputs and scratch
 //! memory, for every set of instructions and for one and three threads.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a failed step of a test is the test's failure"
+)]
+
 use outboard_kernels::{Convolution, Isa, Method};
 use proptest::prelude::*;
 
@@ -108,7 +113,7 @@ fn check(g: &Convolution) {
                 let pool = rayon::ThreadPoolBuilder::new()
                     .num_threads(threads)
                     .build()
-                    .expect("threads");
+                    .unwrap();
                 let mut results = [
                     vec![f32::NAN; dy.len()],
                     vec![f32::NAN; x.len()],
