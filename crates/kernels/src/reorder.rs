@@ -62,20 +62,43 @@ impl WithSimd for Turn<'_> {
             first,
             to,
         } = self;
-        let count = to.len() / rows;
-        for row in (0..rows).step_by(SQUARE) {
-            for column in (0..count).step_by(SQUARE) {
-                let (high, wide) = (SQUARE.min(rows - row), SQUARE.min(count - column));
-                let mut square = [[0.0_f32; SQUARE]; SQUARE];
-                for (line, at) in square.iter_mut().zip(row..row + high) {
-                    let from = &from[at * columns + first + column..][..wide];
-                    line[..wide].copy_from_slice(from);
-                }
-                for at in 0..wide {
-                    let to = &mut to[(column + at) * rows + row..][..high];
-                    for (to, line) in to.iter_mut().zip(&square) {
-                        *to = line[at];
-                    }
+        let (from, count) = (&from[first..], to.len() / rows);
+        // SAFETY: `to` has `count` rows of `rows` elements.
+        unsafe { turn_within(from, columns, [rows, count], to.as_mut_ptr(), rows) };
+    }
+}
+
+/// Turns a matrix of `size` rows and columns, whose rows lie `from_step` apart in `from` and whose columns shall lie
+/// `to_step` apart in `to`.
+///
+/// # Panics
+/// When `from` is too short.
+///
+/// # Safety
+/// All columns can be written.
+#[inline(always)]
+pub(crate) unsafe fn turn_within(
+    from: &[f32],
+    from_step: usize,
+    [rows, columns]: [usize; 2],
+    to: *mut f32,
+    to_step: usize,
+) {
+    for row in (0..rows).step_by(SQUARE) {
+        for column in (0..columns).step_by(SQUARE) {
+            let (high, wide) = (SQUARE.min(rows - row), SQUARE.min(columns - column));
+            let mut square = [[0.0_f32; SQUARE]; SQUARE];
+            for (line, at) in square.iter_mut().zip(row..row + high) {
+                line[..wide].copy_from_slice(&from[at * from_step + column..][..wide]);
+            }
+            for at in 0..wide {
+                // SAFETY: the caller's.
+                let to = unsafe {
+                    let to = to.add((column + at) * to_step + row);
+                    std::slice::from_raw_parts_mut(to, high)
+                };
+                for (to, line) in to.iter_mut().zip(&square) {
+                    *to = line[at];
                 }
             }
         }

@@ -34,8 +34,21 @@ pub(crate) struct Left {
 pub(crate) struct Right {
     /// The first column at the first depth.
     pub(crate) start: *const f32,
-    /// From a depth to the next.
+    /// From a depth to the next within a chunk.
     pub(crate) depth_step: usize,
+    /// From a chunk of the left matrix's depths to the next.
+    pub(crate) chunk_step: usize,
+}
+
+impl Right {
+    /// Rows one after the other, whatever the left matrix's chunks.
+    pub(crate) fn packed(start: *const f32, depth_step: usize, chunk: usize) -> Self {
+        Right {
+            start,
+            depth_step,
+            chunk_step: chunk * depth_step,
+        }
+    }
 }
 
 /// What the sums start from.
@@ -104,9 +117,9 @@ unsafe fn rows<S: Simd, const ROWS: usize, const VECTORS: usize>(
                 }
             }
         }
-        let mut at = right.start;
         for chunk in 0..left.chunks {
             let mut elements = left.start.add(chunk * left.chunk_step);
+            let mut at = right.start.add(chunk * right.chunk_step);
             for _ in 0..left.chunk {
                 let mut line = [zero; VECTORS];
                 for (v, vector) in line.iter_mut().enumerate() {

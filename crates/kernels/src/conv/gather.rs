@@ -460,10 +460,8 @@ impl WithSimd for Block<'_> {
                             chunk_step: rows * lanes,
                             chunks: depths / lanes,
                         };
-                        let right = Right {
-                            start: self.weights.as_ptr().add(weights),
-                            depth_step: columns,
-                        };
+                        let right =
+                            Right::packed(self.weights.as_ptr().add(weights), columns, lanes);
                         if width == columns {
                             let (out, targets) = (self.out, &targets[from..]);
                             tile(

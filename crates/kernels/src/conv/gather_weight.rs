@@ -191,6 +191,7 @@ impl WithSimd for Part<'_> {
                         // SAFETY: the positions are inside the gradient.
                         start: unsafe { self.grad.as_ptr().add(at) },
                         depth_step: out_channels,
+                        chunk_step: 0,
                     }
                 } else {
                     for (index, line) in edge.chunks_exact_mut(columns).enumerate().take(count) {
@@ -201,6 +202,7 @@ impl WithSimd for Part<'_> {
                     Right {
                         start: edge.as_ptr(),
                         depth_step: columns,
+                        chunk_step: 0,
                     }
                 };
                 for index in 0..tiles {

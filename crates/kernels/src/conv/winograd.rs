@@ -4,11 +4,16 @@
 //! The transforms stand in `transform`.
 //!
 //! ```text
-//!   weights --G g G^T--> V [panel of outputs][point][input][output]          once
-//!   image ---B^T d B---> U [point][panel of tiles][chunk of inputs][tile][input]   a block of tiles at a time
-//!                        M [point][tile][output] = U V                       36 products
-//!   image <--A^T m A---- M
+//!   weights --G g G^T--> V [panel of outputs][point][input][output]
+//!   image ---B^T d B---> U [panel of tiles][chunk of inputs][point][tile][input]
+//!                        M [point][tile][output] = U V       36 products of a panel of tiles and a panel of outputs,
+//!   image <--A^T m A---- M                                   turned into pixels while they are in the nearest cache
 //! ```
+//!
+//! What a tile's transform writes lies close together, for a processor knows the addresses of few pages at a time.
+//!
+//! With many tiles, `V` is made once and threads take blocks of tiles. With few, `U` is made once and threads take panels of
+//! outputs, of which they make `V` a slice of inputs at a time: transformed weights then never leave the second-level cache.
 
 #![expect(
     clippy::needless_range_loop,
@@ -34,32 +39,48 @@ struct Layout {
     down: usize,
     across: usize,
     tiles: usize,
-    /// Tiles of a block.
+    /// Tiles of a block: all of them, where there are few.
     block: usize,
     /// Input channels, rounded up to vectors.
     inputs: usize,
+    /// Of these, how many are transformed at a time.
+    slice: usize,
     /// Panels of outputs, each as wide as a register tile.
     panels: usize,
-    /// From a point to the next of `V`, `U` and `M`.
+    /// From a panel of tiles to the next of `U`.
+    input_panel: usize,
+    /// From a point to the next of `V`.
     weight_point: usize,
-    input_point: usize,
-    output_point: usize,
+    /// From a panel of tiles to the next of `M`.
+    output_panel: usize,
 }
 
-/// Elements of a cache line; a point's data is followed by one, so that points do not fall on the same cache sets.
+/// Elements of a cache line, between parts that should not fall on the same sets of a cache.
 const LINE: usize = 16;
+/// Elements of a block's `U`, or of a slice's `V`, that are aimed at: half of a second-level cache.
+const BLOCK_ELEMENTS: usize = 224 << 10;
+/// A block's tiles, at the least and at the most.
+const FEWEST_TILES: usize = 56;
+const MOST_TILES: usize = 224;
+/// Up to so many tiles are few.
+const FEW_TILES: usize = 160;
 
 impl Layout {
     fn new(g: &Convolution, blocking: Blocking) -> Self {
         let (down, across) = (g.output[1].div_ceil(4), g.output[2].div_ceil(4));
         let tiles = g.images * down * across;
         let inputs = g.in_channels.next_multiple_of(blocking.lanes);
-        let panels = g.out_channels.div_ceil(blocking.columns());
-        let outputs = panels * blocking.columns();
-        let fits = BLOCK_ELEMENTS / (POINTS * (inputs + outputs));
-        let block = fits.clamp(FEWEST_TILES, MOST_TILES).min(tiles);
-        let blocks = tiles.div_ceil(block);
-        let block = tiles.div_ceil(blocks).next_multiple_of(blocking.rows);
+        let columns = blocking.columns();
+        let (mut block, mut slice) = (tiles, inputs);
+        if tiles > FEW_TILES {
+            let fits = BLOCK_ELEMENTS / (POINTS * inputs);
+            block = fits.clamp(FEWEST_TILES, MOST_TILES).min(tiles);
+            block = tiles.div_ceil(tiles.div_ceil(block));
+        } else {
+            let fits = (BLOCK_ELEMENTS / (POINTS * columns)).max(blocking.lanes);
+            slice = inputs.div_ceil(inputs.div_ceil(fits));
+            slice = slice.next_multiple_of(blocking.lanes);
+        }
         Layout {
             blocking,
             down,
@@ -67,35 +88,66 @@ impl Layout {
             tiles,
             block,
             inputs,
-            panels,
-            weight_point: inputs * blocking.columns() + LINE,
-            input_point: block * inputs + LINE,
-            output_point: block * outputs + LINE,
+            slice,
+            panels: g.out_channels.div_ceil(columns),
+            input_panel: POINTS * blocking.rows * inputs + LINE,
+            weight_point: slice * columns + LINE,
+            output_panel: POINTS * blocking.rows * columns + LINE,
         }
     }
 
-    fn outputs(&self) -> usize {
-        self.panels * self.blocking.columns()
+    fn has_few_tiles(&self) -> bool {
+        self.tiles <= FEW_TILES
     }
 
-    fn weights(&self) -> usize {
-        self.panels * POINTS * self.weight_point
+    /// `U` of a block.
+    fn inputs_of_block(&self) -> usize {
+        self.block.div_ceil(self.blocking.rows) * self.input_panel
     }
 
-    fn of_block(&self) -> usize {
-        POINTS * (self.input_point + self.output_point)
+    /// `V` of a panel of outputs.
+    fn weights_of_panel(&self) -> usize {
+        POINTS * self.weight_point
+    }
+
+    /// What is shared by all threads, and what each has for itself.
+    fn elements(&self) -> (usize, usize) {
+        if self.has_few_tiles() {
+            let panels_of_tiles = self.tiles.div_ceil(self.blocking.rows);
+            let own = self.weights_of_panel() + panels_of_tiles * self.output_panel;
+            (self.inputs_of_block(), own)
+        } else {
+            let own = self.inputs_of_block() + self.output_panel;
+            (self.panels * self.weights_of_panel(), own)
+        }
+    }
+
+    /// Image, and the first output row and column of a tile.
+    #[inline(always)]
+    fn place(&self, tile: usize) -> (usize, usize, usize) {
+        let (image, within) = (
+            tile / (self.down * self.across),
+            tile % (self.down * self.across),
+        );
+        (image, within / self.across * 4, within % self.across * 4)
+    }
+
+    /// Panels of `count` tiles, and the tiles of one: about equal.
+    #[inline(always)]
+    fn panels_of(&self, count: usize) -> usize {
+        count.div_ceil(self.blocking.rows)
+    }
+
+    #[inline(always)]
+    fn tiles_of(panel: usize, panels: usize, count: usize) -> (usize, usize) {
+        (panel * count / panels, (panel + 1) * count / panels)
     }
 }
 
-/// Elements of a block's `U` and `M` that are aimed at: what a second-level cache holds.
-const BLOCK_ELEMENTS: usize = 384 << 10;
-const FEWEST_TILES: usize = 56;
-const MOST_TILES: usize = 224;
-
 /// Elements of scratch memory.
 pub(super) fn scratch(g: &Convolution, threads: usize, isa: Isa) -> usize {
-    let layout = Layout::new(g, isa.blocking());
-    layout.weights() + threads * layout.of_block()
+    let (shared, own) = Layout::new(g, isa.blocking()).elements();
+    shared + threads * own
 }
 
 /// `input [N, H, W, C]`, `weight [O, C, 3, 3]`, `out [N, H', W', O]`. With `is_turned`, the weights are those of the convolution
@@ -114,56 +166,86 @@ pub(super) fn run(
     scratch: &mut [f32],
     isa: Isa,
 ) {
-    let layout = Layout::new(g, isa.blocking());
-    let (weights, rest) = scratch.split_at_mut(layout.weights());
-    let shared = Shared::new(weights);
-    (0..layout.panels).into_par_iter().for_each(|panel| {
-        isa.run(Weights {
-            layout: &layout,
-            g,
-            is_turned,
-            weight,
-            out: shared,
-            panel,
-        });
-    });
-    let blocks = layout.tiles.div_ceil(layout.block);
+    let layout = &Layout::new(g, isa.blocking());
+    let (shared, own) = layout.elements();
+    let (shared, rest) = scratch.split_at_mut(shared);
+    let work = Work {
+        layout,
+        g,
+        is_turned,
+        input,
+        weight,
+        bias,
+        shared: Shared::new(shared),
+        out: Shared::new(out),
+    };
+    if layout.has_few_tiles() {
+        let panels = layout.panels_of(layout.tiles);
+        (0..panels)
+            .into_par_iter()
+            .for_each(|panel| isa.run(Inputs { work, panel }));
+    } else {
+        (0..layout.panels)
+            .into_par_iter()
+            .for_each(|panel| isa.run(Weights { work, panel }));
+    }
     let next = AtomicUsize::new(0);
-    let out = Shared::new(out);
-    rest.par_chunks_exact_mut(layout.of_block())
-        .for_each(|scratch| {
-            let (u, m) = scratch.split_at_mut(POINTS * layout.input_point);
-            loop {
-                let block = next.fetch_add(1, Ordering::Relaxed);
-                if block >= blocks {
-                    break;
-                }
-                let tiles = (
-                    block * layout.block,
-                    ((block + 1) * layout.block).min(layout.tiles),
-                );
-                isa.run(Block {
-                    layout: &layout,
-                    g,
-                    input,
-                    weights: shared,
-                    bias,
-                    u,
-                    m,
-                    out,
-                    tiles,
+    rest.par_chunks_exact_mut(own).for_each(|own| {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let from = index * layout.block;
+            if layout.has_few_tiles() && index < layout.panels {
+                isa.run(Panel {
+                    work,
+                    own,
+                    panel: index,
                 });
+            } else if !layout.has_few_tiles() && from < layout.tiles {
+                let tiles = (from, (from + layout.block).min(layout.tiles));
+                isa.run(Block { work, own, tiles });
+            } else {
+                break;
             }
-        });
+        }
+    });
 }
 
-/// `V` of a panel of outputs.
-struct Weights<'a> {
+/// What all threads see.
+#[derive(Clone, Copy)]
+struct Work<'a> {
     layout: &'a Layout,
     g: &'a Convolution,
     is_turned: bool,
+    input: &'a [f32],
     weight: &'a [f32],
+    bias: Option<&'a [f32]>,
+    /// `U` where there are few tiles, else `V`.
+    shared: Shared<'a>,
     out: Shared<'a>,
+}
+
+/// `U` of a panel of tiles, of few.
+struct Inputs<'a> {
+    work: Work<'a>,
+    panel: usize,
+}
+
+impl WithSimd for Inputs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, s: S) {
+        let Inputs { work, panel } = self;
+        let layout = work.layout;
+        let tiles = Layout::tiles_of(panel, layout.panels_of(layout.tiles), layout.tiles);
+        // SAFETY: each panel of `U` is written by one thread.
+        unsafe { work.inputs(s, tiles, work.shared.at(panel * layout.input_panel)) };
+    }
+}
+
+/// `V` of a panel of outputs, for many tiles.
+struct Weights<'a> {
+    work: Work<'a>,
     panel: usize,
 }
 
@@ -172,18 +254,107 @@ impl WithSimd for Weights<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, s: S) {
-        let Weights {
-            layout,
-            g,
-            is_turned,
-            weight,
-            out,
-            panel,
-        } = self;
+        let Weights { work, panel } = self;
+        let layout = work.layout;
+        // SAFETY: each panel of `V` is written by one thread.
+        unsafe {
+            let v = work.shared.at(panel * layout.weights_of_panel());
+            work.weights(s, panel, (0, layout.inputs), v);
+        }
+    }
+}
+
+/// A panel of outputs, for few tiles.
+struct Panel<'a> {
+    work: Work<'a>,
+    own: &'a mut [f32],
+    panel: usize,
+}
+
+impl WithSimd for Panel<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, s: S) {
+        let Panel { work, own, panel } = self;
+        let layout = work.layout;
+        let (v, m) = own.split_at_mut(layout.weights_of_panel());
+        let panels = layout.panels_of(layout.tiles);
+        assert!(m.len() >= panels * layout.output_panel);
+        for first in (0..layout.inputs).step_by(layout.slice) {
+            let inputs = (first, (first + layout.slice).min(layout.inputs));
+            // SAFETY: `V` and `M` are this thread's; nobody writes `U` any more.
+            unsafe {
+                work.weights(s, panel, inputs, v.as_mut_ptr());
+                for index in 0..panels {
+                    let (from, to) = Layout::tiles_of(index, panels, layout.tiles);
+                    let u = work.shared.at(index * layout.input_panel);
+                    let m = m.as_mut_ptr().add(index * layout.output_panel);
+                    work.products(s, to - from, inputs, u, v.as_ptr(), m);
+                }
+            }
+        }
+        for index in 0..panels {
+            let tiles = Layout::tiles_of(index, panels, layout.tiles);
+            work.outputs(s, tiles, panel, &m[index * layout.output_panel..]);
+        }
+    }
+}
+
+/// A block of many tiles, from image to image.
+struct Block<'a> {
+    work: Work<'a>,
+    own: &'a mut [f32],
+    tiles: (usize, usize),
+}
+
+impl WithSimd for Block<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, s: S) {
+        let Block { work, own, tiles } = self;
+        let layout = work.layout;
+        let (u, m) = own.split_at_mut(layout.inputs_of_block());
+        let count = tiles.1 - tiles.0;
+        let panels = layout.panels_of(count);
+        assert!(u.len() >= panels * layout.input_panel && m.len() >= layout.output_panel);
+        let of = |index: usize| {
+            let (from, to) = Layout::tiles_of(index, panels, count);
+            (tiles.0 + from, tiles.0 + to)
+        };
+        for index in 0..panels {
+            // SAFETY: `U` is this thread's.
+            unsafe { work.inputs(s, of(index), u.as_mut_ptr().add(index * layout.input_panel)) };
+        }
+        for panel in 0..layout.panels {
+            for index in 0..panels {
+                let tiles = of(index);
+                // SAFETY: `U` and `M` are this thread's; nobody writes `V` any more.
+                unsafe {
+                    let u = u.as_ptr().add(index * layout.input_panel);
+                    let v = work.shared.at(panel * layout.weights_of_panel());
+                    let all = (0, layout.inputs);
+                    work.products(s, tiles.1 - tiles.0, all, u, v, m.as_mut_ptr());
+                }
+                work.outputs(s, tiles, panel, m);
+            }
+        }
+    }
+}
+
+impl Work<'_> {
+    /// `V` of some inputs of a panel of outputs.
+    ///
+    /// # Safety
+    /// `v` has room for it, and is the caller's alone.
+    #[inline(always)]
+    unsafe fn weights<S: Simd>(&self, s: S, panel: usize, inputs: (usize, usize), v: *mut f32) {
+        let (layout, g) = (self.layout, self.g);
         let lanes = S::F32_LANES;
         let columns = layout.blocking.columns();
         let mut gathered = [[0.0_f32; 16]; 9];
-        for channel in 0..layout.inputs {
+        for channel in inputs.0..inputs.1 {
             for vector in 0..layout.blocking.vectors {
                 let first = panel * columns + vector * lanes;
                 for lane in 0..lanes {
@@ -191,16 +362,16 @@ impl WithSimd for Weights<'_> {
                     let inside = output < g.out_channels && channel < g.in_channels;
                     let kernel = if !inside {
                         &[0.0; 9]
-                    } else if is_turned {
-                        &weight[(channel * g.out_channels + output) * 9..][..9]
+                    } else if self.is_turned {
+                        &self.weight[(channel * g.out_channels + output) * 9..][..9]
                     } else {
-                        &weight[(output * g.in_channels + channel) * 9..][..9]
+                        &self.weight[(output * g.in_channels + channel) * 9..][..9]
                     };
                     for (tap, line) in gathered.iter_mut().enumerate() {
-                        line[lane] = kernel[if is_turned { 8 - tap } else { tap }];
+                        line[lane] = kernel[if self.is_turned { 8 - tap } else { tap }];
                     }
                 }
-                // SAFETY: `gathered` has 16 lanes; each panel is written by one thread, within `V`.
+                // SAFETY: `gathered` has 16 lanes; the rest is the caller's.
                 unsafe {
                     let tap = |y: usize, x: usize| load(s, gathered[y * 3 + x].as_ptr());
                     let mut half = [[s.splat_f32s(0.0); 3]; 6];
@@ -210,194 +381,162 @@ impl WithSimd for Weights<'_> {
                             half[y][x] = value;
                         }
                     }
+                    let v = v.add((channel - inputs.0) * columns + vector * lanes);
                     for (y, row) in half.into_iter().enumerate() {
                         for (x, value) in Weight::apply(s, row).into_iter().enumerate() {
-                            let point = panel * POINTS + y * 6 + x;
-                            let at =
-                                point * layout.weight_point + channel * columns + vector * lanes;
-                            store(s, out.at(at), value);
+                            store(s, v.add((y * 6 + x) * layout.weight_point), value);
                         }
                     }
                 }
             }
         }
     }
-}
 
-/// A block of tiles, from image to image.
-struct Block<'a> {
-    layout: &'a Layout,
-    g: &'a Convolution,
-    input: &'a [f32],
-    weights: Shared<'a>,
-    bias: Option<&'a [f32]>,
-    u: &'a mut [f32],
-    m: &'a mut [f32],
-    out: Shared<'a>,
-    tiles: (usize, usize),
-}
-
-impl Layout {
-    /// Image, and the first output row and column of a tile.
+    /// `U` of a panel of tiles.
+    ///
+    /// # Safety
+    /// `u` has room for it, and is the caller's alone.
     #[inline(always)]
-    fn place(&self, tile: usize) -> (usize, usize, usize) {
-        let (image, within) = (
-            tile / (self.down * self.across),
-            tile % (self.down * self.across),
-        );
-        (image, within / self.across * 4, within % self.across * 4)
-    }
-}
-
-impl WithSimd for Block<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(mut self, s: S) {
-        let count = self.tiles.1 - self.tiles.0;
-        for index in 0..count {
-            self.input_tile(s, index);
-        }
-        // SAFETY: `U`, `V` and `M` have room for whole panels.
-        unsafe { self.products(s, count) };
-        for index in 0..count {
-            self.output_tile(s, index);
-        }
-    }
-}
-
-impl Block<'_> {
-    #[inline(always)]
-    fn input_tile<S: Simd>(&mut self, s: S, index: usize) {
+    unsafe fn inputs<S: Simd>(&self, s: S, tiles: (usize, usize), u: *mut f32) {
         let (layout, g) = (self.layout, self.g);
         let lanes = S::F32_LANES;
-        let rows = layout.blocking.rows;
-        let (image, y, x) = layout.place(self.tiles.0 + index);
         let [_, height, width] = g.input;
         let channels = g.in_channels;
-        // First input row and column; wraps below zero where the tile begins in the padding.
-        let (y, x) = (y.wrapping_sub(g.padding[1]), x.wrapping_sub(g.padding[2]));
-        let inside = y < height && x < width && y + 6 <= height && x + 6 <= width;
+        let point = layout.blocking.rows * lanes;
         let zero = s.splat_f32s(0.0);
-        let start = index / rows * rows * layout.inputs + index % rows * lanes;
-        for chunk in 0..layout.inputs / lanes {
-            let channel = chunk * lanes;
-            let whole = channel + lanes <= channels;
-            let mut half = [[zero; 6]; 6];
-            for column in 0..6 {
-                let mut d = [zero; 6];
-                for (row, d) in d.iter_mut().enumerate() {
-                    let (y, x) = (y.wrapping_add(row), x.wrapping_add(column));
-                    if inside || (y < height && x < width) {
-                        let at = ((image * height + y) * width + x) * channels + channel;
-                        *d = if whole {
-                            // SAFETY: the pixel is inside the image.
-                            unsafe { load(s, self.input.as_ptr().add(at)) }
-                        } else {
-                            s.partial_load_f32s(&self.input[at..at + channels - channel])
-                        };
+        for index in tiles.0..tiles.1 {
+            let (image, y, x) = layout.place(index);
+            // First input row and column; wraps below zero where the tile begins in the padding.
+            let (y, x) = (y.wrapping_sub(g.padding[1]), x.wrapping_sub(g.padding[2]));
+            let inside = y < height && x < width && y + 6 <= height && x + 6 <= width;
+            for chunk in 0..layout.inputs / lanes {
+                let channel = chunk * lanes;
+                let whole = channel + lanes <= channels;
+                let mut half = [[zero; 6]; 6];
+                for column in 0..6 {
+                    let mut d = [zero; 6];
+                    for (row, d) in d.iter_mut().enumerate() {
+                        let (y, x) = (y.wrapping_add(row), x.wrapping_add(column));
+                        if inside || (y < height && x < width) {
+                            let at = ((image * height + y) * width + x) * channels + channel;
+                            *d = if whole {
+                                // SAFETY: the pixel is inside the image.
+                                unsafe { load(s, self.input.as_ptr().add(at)) }
+                            } else {
+                                s.partial_load_f32s(&self.input[at..at + channels - channel])
+                            };
+                        }
+                    }
+                    for (row, value) in Input::apply(s, d).into_iter().enumerate() {
+                        half[row][column] = value;
                     }
                 }
-                for (row, value) in Input::apply(s, d).into_iter().enumerate() {
-                    half[row][column] = value;
-                }
-            }
-            for (row, half) in half.into_iter().enumerate() {
-                for (column, value) in Input::apply(s, half).into_iter().enumerate() {
-                    let at = (row * 6 + column) * layout.input_point + start + chunk * rows * lanes;
-                    debug_assert!(at + lanes <= self.u.len());
-                    // SAFETY: `U` has room for whole panels of tiles.
-                    unsafe { store(s, self.u.as_mut_ptr().add(at), value) };
+                let at = chunk * POINTS * point + (index - tiles.0) * lanes;
+                for (row, half) in half.into_iter().enumerate() {
+                    for (column, value) in Input::apply(s, half).into_iter().enumerate() {
+                        // SAFETY: the caller's.
+                        unsafe { store(s, u.add(at + (row * 6 + column) * point), value) };
+                    }
                 }
             }
         }
     }
 
+    /// `M` of a panel of `count` tiles and a panel of outputs, by some inputs: the first ones begin the sums. `V` holds
+    /// these inputs alone, `U` all.
+    ///
+    /// # Safety
+    /// `u`, `v` and `m` are panels; nobody writes them meanwhile.
     #[inline(always)]
-    unsafe fn products<S: Simd>(&mut self, s: S, count: usize) {
+    unsafe fn products<S: Simd>(
+        &self,
+        s: S,
+        count: usize,
+        inputs: (usize, usize),
+        u: *const f32,
+        v: *const f32,
+        m: *mut f32,
+    ) {
         let layout = self.layout;
         let Blocking { lanes, rows, .. } = crate::isa::blocking::<S>();
         let columns = layout.blocking.columns();
-        let outputs = layout.outputs();
+        let start = if inputs.0 == 0 {
+            Start::Zero
+        } else {
+            Start::Sum
+        };
         for point in 0..POINTS {
-            for panel in 0..layout.panels {
-                for first in (0..count).step_by(rows) {
-                    // SAFETY: the caller's.
-                    unsafe {
-                        let left = Left {
-                            start: self
-                                .u
-                                .as_ptr()
-                                .add(point * layout.input_point + first * layout.inputs),
-                            row_step: lanes,
-                            depth_step: 1,
-                            chunk: lanes,
-                            chunk_step: rows * lanes,
-                            chunks: layout.inputs / lanes,
-                        };
-                        let right = Right {
-                            start: self
-                                .weights
-                                .at((panel * POINTS + point) * layout.weight_point),
-                            depth_step: columns,
-                        };
-                        let to = self
-                            .m
-                            .as_mut_ptr()
-                            .add(point * layout.output_point + first * outputs + panel * columns);
-                        tile(
-                            s,
-                            rows.min(count - first),
-                            left,
-                            right,
-                            |row| to.add(row * outputs),
-                            Start::Zero,
-                        );
-                    }
-                }
+            // SAFETY: the caller's.
+            unsafe {
+                let left = Left {
+                    start: u.add((inputs.0 / lanes * POINTS + point) * rows * lanes),
+                    row_step: lanes,
+                    depth_step: 1,
+                    chunk: lanes,
+                    chunk_step: POINTS * rows * lanes,
+                    chunks: (inputs.1 - inputs.0) / lanes,
+                };
+                let right = Right::packed(v.add(point * layout.weight_point), columns, lanes);
+                let m = m.add(point * rows * columns);
+                tile(
+                    s,
+                    count,
+                    left,
+                    right,
+                    #[inline(always)]
+                    |row| m.add(row * columns),
+                    start,
+                );
             }
         }
     }
 
+    /// The pixels of a panel of tiles and a panel of outputs.
     #[inline(always)]
-    fn output_tile<S: Simd>(&mut self, s: S, index: usize) {
+    fn outputs<S: Simd>(&self, s: S, tiles: (usize, usize), panel: usize, m: &[f32]) {
         let (layout, g) = (self.layout, self.g);
-        let lanes = S::F32_LANES;
-        let outputs = layout.outputs();
-        let (image, y, x) = layout.place(self.tiles.0 + index);
+        let Blocking { lanes, rows, .. } = crate::isa::blocking::<S>();
+        let columns = layout.blocking.columns();
         let [_, height, width] = g.output;
-        let (rows, columns) = (4.min(height - y), 4.min(width - x));
         let zero = s.splat_f32s(0.0);
-        for channel in (0..g.out_channels).step_by(lanes) {
-            let left = lanes.min(g.out_channels - channel);
-            let mut half = [[zero; 6]; 4];
-            for column in 0..6 {
-                let mut m = [zero; 6];
-                for (row, m) in m.iter_mut().enumerate() {
-                    let at = (row * 6 + column) * layout.output_point + index * outputs + channel;
-                    debug_assert!(at + lanes <= self.m.len());
-                    // SAFETY: `M` has whole panels.
-                    *m = unsafe { load(s, self.m.as_ptr().add(at)) };
+        assert!(m.len() >= POINTS * rows * columns);
+        for index in tiles.0..tiles.1 {
+            let (image, y, x) = layout.place(index);
+            let (high, wide) = (4.min(height - y), 4.min(width - x));
+            for vector in 0..layout.blocking.vectors {
+                let channel = panel * columns + vector * lanes;
+                if channel >= g.out_channels {
+                    break;
                 }
-                for (row, value) in Output::apply(s, m).into_iter().enumerate() {
-                    half[row][column] = value;
+                let left = lanes.min(g.out_channels - channel);
+                let mut half = [[zero; 6]; 4];
+                for column in 0..6 {
+                    let mut products = [zero; 6];
+                    for (row, product) in products.iter_mut().enumerate() {
+                        let at = ((row * 6 + column) * rows + index - tiles.0) * columns;
+                        // SAFETY: within the panel, whose length was asserted.
+                        *product = unsafe { load(s, m.as_ptr().add(at + vector * lanes)) };
+                    }
+                    for (row, value) in Output::apply(s, products).into_iter().enumerate() {
+                        half[row][column] = value;
+                    }
                 }
-            }
-            let bias = self.bias.map_or(zero, |bias| {
-                s.partial_load_f32s(&bias[channel..channel + left])
-            });
-            for (row, half) in half.into_iter().enumerate().take(rows) {
-                let line = Output::apply(s, half);
-                for (column, value) in line.into_iter().enumerate().take(columns) {
-                    let at = ((image * height + y + row) * width + x + column) * g.out_channels
-                        + channel;
-                    let value = s.add_f32s(value, bias);
-                    // SAFETY: the pixel is inside the image, and belongs to this tile alone.
-                    unsafe {
-                        if left == lanes {
-                            store(s, self.out.at(at), value);
-                        } else {
-                            s.partial_store_f32s(self.out.part(at, left), value);
+                let bias = self.bias.map_or(zero, |bias| {
+                    s.partial_load_f32s(&bias[channel..channel + left])
+                });
+                for (row, half) in half.into_iter().enumerate().take(high) {
+                    let line = Output::apply(s, half);
+                    for (column, value) in line.into_iter().enumerate().take(wide) {
+                        let pixel = (image * height + y + row) * width + x + column;
+                        let at = pixel * g.out_channels + channel;
+                        let value = s.add_f32s(value, bias);
+                        // SAFETY: the pixel is inside the image, and belongs to this tile alone.
+                        unsafe {
+                            if left == lanes {
+                                store(s, self.out.at(at), value);
+                            } else {
+                                s.partial_store_f32s(self.out.part(at, left), value);
+                            }
                         }
                     }
                 }

@@ -1,11 +1,13 @@
 //! The weight gradient by the adjoint of Winograd's filtering: `dG = G^T [ sum of (A dY A^T) . (B^T d B) ] G` over all tiles.
 //!
 //! ```text
-//!   image    --B^T d B---> U [point][tile][input]      a block of tiles at a time
-//!   gradient --A dY A^T--> D [point][tile][output]
+//!   image    --B^T d B---> U [group of tiles][panel of inputs][point][tile][input]      a block of tiles at a time
+//!   gradient --A dY A^T--> D [group of tiles][panel of outputs][point][tile][output]
 //!                          U^T D, a square of inputs and outputs at a time, 36 products
-//!   sums [tap][input][output] += G^T (U^T D) G
+//!   sums [square][input][tap][output] += G^T (U^T D) G
 //! ```
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -13,19 +15,50 @@ use rayon::prelude::*;
 use super::Convolution;
 use super::transform::{Gradient, Input, POINTS, Product, Transform};
 use crate::isa::{Blocking, Isa};
+use crate::reorder::turn_within;
 use crate::share::Shared;
 use crate::tile::{Left, Right, Start, load, store, tile};
 
-/// Elements of a cache line; a point's data is followed by one, so that points do not fall on the same cache sets.
+/// Elements of a cache line, between parts that should not fall on the same sets of a cache.
 const LINE: usize = 16;
+/// Tiles of a group: what is summed without a jump, and what a thread transforms at a time.
+const GROUP: usize = 8;
 /// Elements of a block's `U` and `D` that are aimed at.
-const BLOCK_ELEMENTS: usize = 1 << 20;
-const FEWEST_TILES: usize = 112;
-const MOST_TILES: usize = 448;
+const BLOCK_ELEMENTS: usize = 512 << 10;
+/// A block's tiles, at the least and at the most: what a product reads of them fits the first-level cache.
+const FEWEST_TILES: usize = 64;
+const MOST_TILES: usize = 128;
 /// Inputs of a square; as many columns as a register tile has are its outputs.
 const SQUARE_INPUTS: usize = 32;
-/// Tiles that a thread transforms at a time.
-const TILES_AT_ONCE: usize = 8;
+/// Groups begin a quarter of this apart modulo this, so that a product's groups spread over all sets of a cache.
+const SETS: usize = 1024;
+
+/// One of `U` and `D`.
+#[derive(Clone, Copy, Debug)]
+struct Side {
+    /// Channels of a panel.
+    width: usize,
+    panels: usize,
+    point_step: usize,
+    panel_step: usize,
+    group_step: usize,
+}
+
+impl Side {
+    fn new(channels: usize, width: usize) -> Self {
+        let panels = channels.div_ceil(width);
+        let point_step = GROUP * width + LINE;
+        let panel_step = POINTS * point_step;
+        let group_step = (panels * panel_step).next_multiple_of(SETS) + SETS / 4;
+        Side {
+            width,
+            panels,
+            point_step,
+            panel_step,
+            group_step,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Layout {
@@ -33,41 +66,56 @@ struct Layout {
     down: usize,
     across: usize,
     tiles: usize,
+    /// Tiles of a block: whole groups.
     block: usize,
-    inputs: usize,
-    outputs: usize,
-    input_point: usize,
-    output_point: usize,
+    inputs: Side,
+    outputs: Side,
 }
 
 impl Layout {
     fn new(g: &Convolution, blocking: Blocking) -> Self {
         let (down, across) = (g.output[1].div_ceil(4), g.output[2].div_ceil(4));
         let tiles = g.images * down * across;
-        let inputs = g.in_channels.next_multiple_of(blocking.lanes);
-        let outputs = g.out_channels.next_multiple_of(blocking.columns());
-        let fits = BLOCK_ELEMENTS / (POINTS * (inputs + outputs));
-        let block = fits.clamp(FEWEST_TILES, MOST_TILES).min(tiles);
+        let inputs = Side::new(g.in_channels, SQUARE_INPUTS);
+        let outputs = Side::new(g.out_channels, blocking.columns());
+        let of_tile = (inputs.group_step + outputs.group_step) / GROUP;
+        let block = (BLOCK_ELEMENTS / of_tile).clamp(FEWEST_TILES, MOST_TILES);
         let block = tiles.div_ceil(tiles.div_ceil(block));
         Layout {
             blocking,
             down,
             across,
             tiles,
-            block,
+            block: block.next_multiple_of(GROUP),
             inputs,
             outputs,
-            input_point: block * inputs + LINE,
-            output_point: block * outputs + LINE,
         }
     }
 
-    fn sums(&self) -> usize {
-        9 * self.inputs * self.outputs
+    fn blocks(&self) -> usize {
+        self.tiles.div_ceil(self.block)
     }
 
-    fn square(&self) -> usize {
-        POINTS * SQUARE_INPUTS * self.blocking.columns()
+    /// Sums of one square.
+    fn sums(&self) -> usize {
+        9 * SQUARE_INPUTS * self.blocking.columns()
+    }
+
+    fn squares(&self) -> usize {
+        self.inputs.panels * self.outputs.panels
+    }
+
+    /// Elements of all sums, of `U`, of `D` and of what each thread has for itself: products and sums of a square.
+    fn elements(&self) -> [usize; 4] {
+        let groups = self.block / GROUP;
+        // One block's sums are the last word.
+        let kept = if self.blocks() > 1 { self.squares() } else { 0 };
+        [
+            kept * self.sums(),
+            groups * self.inputs.group_step,
+            groups * self.outputs.group_step,
+            POINTS * SQUARE_INPUTS * self.blocking.columns() + self.sums(),
+        ]
     }
 
     fn place(&self, tile: usize) -> (usize, usize, usize) {
@@ -81,8 +129,8 @@ impl Layout {
 
 /// Elements of scratch memory.
 pub(super) fn scratch(g: &Convolution, threads: usize, isa: Isa) -> usize {
-    let l = Layout::new(g, isa.blocking());
-    l.sums() + POINTS * (l.input_point + l.output_point) + threads * l.square()
+    let [sums, u, d, own] = Layout::new(g, isa.blocking()).elements();
+    sums + u + d + threads * own
 }
 
 /// Weight gradient `[O, C, 3, 3]` from `input [N, H, W, C]` and `grad [N, H', W', O]`.
@@ -95,78 +143,71 @@ pub(super) fn run(
     isa: Isa,
 ) {
     let layout = &Layout::new(g, isa.blocking());
-    let columns = layout.blocking.columns();
-    let (sums, rest) = scratch.split_at_mut(layout.sums());
-    let (u, rest) = rest.split_at_mut(POINTS * layout.input_point);
-    let (d, squares) = rest.split_at_mut(POINTS * layout.output_point);
-    let (sums, u, d) = (Shared::new(sums), Shared::new(u), Shared::new(d));
-    for first in (0..layout.tiles).step_by(layout.block) {
+    let [sums, u, d, own] = layout.elements();
+    let (sums, rest) = scratch.split_at_mut(sums);
+    let (u, rest) = rest.split_at_mut(u);
+    let (d, rest) = rest.split_at_mut(d);
+    let work = Work {
+        layout,
+        g,
+        input,
+        grad,
+        sums: Shared::new(sums),
+        u: Shared::new(u),
+        d: Shared::new(d),
+        out: Shared::new(out),
+    };
+    for block in 0..layout.blocks() {
+        let first = block * layout.block;
         let count = layout.block.min(layout.tiles - first);
-        (0..count.div_ceil(TILES_AT_ONCE))
-            .into_par_iter()
-            .for_each(|part| {
-                let from = part * TILES_AT_ONCE;
-                isa.run(Tiles {
-                    layout,
-                    g,
-                    input,
-                    grad,
-                    u,
-                    d,
-                    first,
-                    range: (from, (from + TILES_AT_ONCE).min(count)),
+        let groups = count.div_ceil(GROUP);
+        (0..groups).into_par_iter().for_each(|group| {
+            let from = group * GROUP;
+            let to = (from + GROUP).min(count);
+            isa.run(Group {
+                work,
+                group,
+                tiles: (first + from, first + to),
+            });
+        });
+        let next = AtomicUsize::new(0);
+        rest.par_chunks_exact_mut(own).for_each(|own| {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= layout.squares() {
+                    break;
+                }
+                isa.run(Square {
+                    work,
+                    own,
+                    count,
+                    index,
+                    is_first: block == 0,
+                    is_last: block + 1 == layout.blocks(),
                 });
-            });
-        let down = layout.inputs.div_ceil(SQUARE_INPUTS);
-        let across = layout.outputs / columns;
-        let next = std::sync::atomic::AtomicUsize::new(0);
-        squares
-            .par_chunks_exact_mut(layout.square())
-            .for_each(|square| {
-                loop {
-                    let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    if index >= down * across {
-                        break;
-                    }
-                    isa.run(Square {
-                        layout,
-                        u,
-                        d,
-                        sums,
-                        square,
-                        count,
-                        input: index / across * SQUARE_INPUTS,
-                        output: index % across * columns,
-                        is_first: first == 0,
-                    });
-                }
-            });
-    }
-    // Each output's weights lie together: turned a few inputs at a time.
-    out.par_chunks_exact_mut(g.in_channels * 9)
-        .enumerate()
-        .for_each(|(output, out)| {
-            for (channel, out) in out.chunks_exact_mut(9).enumerate() {
-                for (tap, out) in out.iter_mut().enumerate() {
-                    // SAFETY: within the sums, which nobody writes any more.
-                    *out = unsafe {
-                        *sums.at((tap * layout.inputs + channel) * layout.outputs + output)
-                    };
-                }
             }
         });
+    }
 }
 
-/// Tiles of image and gradient, transformed.
-struct Tiles<'a> {
+/// What all threads see.
+#[derive(Clone, Copy)]
+struct Work<'a> {
     layout: &'a Layout,
     g: &'a Convolution,
     input: &'a [f32],
     grad: &'a [f32],
+    sums: Shared<'a>,
     u: Shared<'a>,
     d: Shared<'a>,
-    first: usize,
-    range: (usize, usize),
+    out: Shared<'a>,
+}
+
+/// Tiles of image and gradient, transformed.
+struct Group<'a> {
+    work: Work<'a>,
+    group: usize,
+    tiles: (usize, usize),
 }
 
 /// A tile's pixels `[N, H, W, C]` from `(y, x)` on; zero outside the image.
@@ -201,58 +242,49 @@ pub(super) fn pixels<S: Simd, const N: usize>(
     tile
 }
 
-impl WithSimd for Tiles<'_> {
+impl WithSimd for Group<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, s: S) {
-        let (l, g) = (self.layout, self.g);
+        let Group { work, group, tiles } = self;
+        let (l, g) = (work.layout, work.g);
         let lanes = S::F32_LANES;
-        let [_, height, width] = g.input;
-        let [_, out_height, out_width] = g.output;
-        for index in self.range.0..self.range.1 {
-            let (image, y, x) = l.place(self.first + index);
-            let plane = height * width * g.in_channels;
-            let pixels_of = &self.input[image * plane..][..plane];
+        let ([_, height, width], [_, out_height, out_width]) = (g.input, g.output);
+        // SAFETY: groups lie within `U` and `D`, and each is one thread's.
+        let (u, d) = unsafe {
+            let u = work.u.at(group * l.inputs.group_step);
+            (u, work.d.at(group * l.outputs.group_step))
+        };
+        for tile in tiles.0..tiles.1 {
+            let (image, y, x) = l.place(tile);
             let from = (y.wrapping_sub(g.padding[1]), x.wrapping_sub(g.padding[2]));
-            for channel in (0..l.inputs).step_by(lanes) {
-                let tile =
-                    pixels::<S, 6>(s, pixels_of, [height, width], from, g.in_channels, channel);
-                let tile = Input::both(s, tile);
-                for (point, value) in tile.iter().flatten().enumerate() {
-                    // SAFETY: within `U`; each tile is one thread's.
-                    unsafe {
-                        store(
-                            s,
-                            self.u
-                                .at(point * l.input_point + index * l.inputs + channel),
-                            *value,
-                        )
-                    };
+            let plane = height * width * g.in_channels;
+            let of_image = &work.input[image * plane..][..plane];
+            for channel in (0..g.in_channels).step_by(lanes) {
+                let size = [height, width];
+                let tiled = pixels::<S, 6>(s, of_image, size, from, g.in_channels, channel);
+                let side = &l.inputs;
+                let at = channel / side.width * side.panel_step
+                    + (tile - tiles.0) * side.width
+                    + channel % side.width;
+                for (point, value) in Input::both(s, tiled).iter().flatten().enumerate() {
+                    // SAFETY: within the group.
+                    unsafe { store(s, u.add(at + point * side.point_step), *value) };
                 }
             }
             let plane = out_height * out_width * g.out_channels;
-            let pixels_of = &self.grad[image * plane..][..plane];
-            for channel in (0..g.out_channels.next_multiple_of(lanes)).step_by(lanes) {
-                let tile = pixels::<S, 4>(
-                    s,
-                    pixels_of,
-                    [out_height, out_width],
-                    (y, x),
-                    g.out_channels,
-                    channel,
-                );
-                let tile = Gradient::both(s, tile);
-                for (point, value) in tile.iter().flatten().enumerate() {
-                    // SAFETY: within `D`; each tile is one thread's.
-                    unsafe {
-                        store(
-                            s,
-                            self.d
-                                .at(point * l.output_point + index * l.outputs + channel),
-                            *value,
-                        )
-                    };
+            let of_image = &work.grad[image * plane..][..plane];
+            for channel in (0..g.out_channels).step_by(lanes) {
+                let size = [out_height, out_width];
+                let tiled = pixels::<S, 4>(s, of_image, size, (y, x), g.out_channels, channel);
+                let side = &l.outputs;
+                let at = channel / side.width * side.panel_step
+                    + (tile - tiles.0) * side.width
+                    + channel % side.width;
+                for (point, value) in Gradient::both(s, tiled).iter().flatten().enumerate() {
+                    // SAFETY: within the group.
+                    unsafe { store(s, d.add(at + point * side.point_step), *value) };
                 }
             }
         }
@@ -261,15 +293,13 @@ impl WithSimd for Tiles<'_> {
 
 /// The products of a square of inputs and outputs.
 struct Square<'a> {
-    layout: &'a Layout,
-    u: Shared<'a>,
-    d: Shared<'a>,
-    sums: Shared<'a>,
-    square: &'a mut [f32],
+    work: Work<'a>,
+    own: &'a mut [f32],
+    /// Tiles.
     count: usize,
-    input: usize,
-    output: usize,
+    index: usize,
     is_first: bool,
+    is_last: bool,
 }
 
 impl WithSimd for Square<'_> {
@@ -277,60 +307,82 @@ impl WithSimd for Square<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, s: S) {
-        let l = self.layout;
+        let Square { work, index, .. } = self;
+        let (l, g) = (work.layout, work.g);
         let Blocking { lanes, rows, .. } = crate::isa::blocking::<S>();
         let columns = l.blocking.columns();
-        let inputs = SQUARE_INPUTS.min(l.inputs - self.input);
+        let (of_input, of_output) = (index / l.outputs.panels, index % l.outputs.panels);
+        let first_input = of_input * SQUARE_INPUTS;
+        let inputs = SQUARE_INPUTS.min(g.in_channels - first_input);
+        let (products, sums) = self.own.split_at_mut(POINTS * SQUARE_INPUTS * columns);
         let parts = inputs.div_ceil(rows);
+        // Whole groups, then what is left: unwritten tiles of a group are nobody's.
+        let (groups, left_over) = (self.count / GROUP, self.count % GROUP);
         for point in 0..POINTS {
             for part in 0..parts {
                 let (from, to) = (part * inputs / parts, (part + 1) * inputs / parts);
-                // SAFETY: within `U`, `D` and the square, whose sizes are rounded up to vectors.
-                unsafe {
-                    let left = Left {
-                        start: self.u.at(point * l.input_point + self.input + from),
-                        row_step: 1,
-                        depth_step: l.inputs,
-                        chunk: self.count,
-                        chunk_step: 0,
-                        chunks: 1,
-                    };
-                    let right = Right {
-                        start: self.d.at(point * l.output_point + self.output),
-                        depth_step: l.outputs,
-                    };
-                    let out = self
-                        .square
-                        .as_mut_ptr()
-                        .add((point * SQUARE_INPUTS + from) * columns);
-                    tile(
-                        s,
-                        to - from,
-                        left,
-                        right,
-                        |row| out.add(row * columns),
-                        Start::Zero,
-                    );
+                let at = (point * SQUARE_INPUTS + from) * columns;
+                let mut start = Start::Zero;
+                for (group, chunk, chunks) in [(0, GROUP, groups), (groups, left_over, 1)] {
+                    if chunk * chunks == 0 {
+                        continue;
+                    }
+                    // SAFETY: within `U`, `D` and the products, whose widths are rounded up.
+                    unsafe {
+                        let left = Left {
+                            start: work.u.at(group * l.inputs.group_step
+                                + of_input * l.inputs.panel_step
+                                + point * l.inputs.point_step
+                                + from),
+                            row_step: 1,
+                            depth_step: SQUARE_INPUTS,
+                            chunk,
+                            chunk_step: l.inputs.group_step,
+                            chunks,
+                        };
+                        let right = Right {
+                            start: work.d.at(group * l.outputs.group_step
+                                + of_output * l.outputs.panel_step
+                                + point * l.outputs.point_step),
+                            depth_step: columns,
+                            chunk_step: l.outputs.group_step,
+                        };
+                        let out = products.as_mut_ptr().add(at);
+                        tile(
+                            s,
+                            to - from,
+                            left,
+                            right,
+                            #[inline(always)]
+                            |row| out.add(row * columns),
+                            start,
+                        );
+                    }
+                    start = Start::Sum;
                 }
             }
         }
+        let sums = if l.blocks() > 1 {
+            // SAFETY: each square is one thread's.
+            unsafe { work.sums.part(index * l.sums(), l.sums()) }
+        } else {
+            sums
+        };
         for input in 0..inputs {
             for vector in 0..l.blocking.vectors {
-                let at = |point: usize| (point * SQUARE_INPUTS + input) * columns + vector * lanes;
-                let mut products = [[s.splat_f32s(0.0); 6]; 6];
-                for (point, value) in products.iter_mut().flatten().enumerate() {
-                    // SAFETY: within the square.
-                    *value = unsafe { load(s, self.square.as_ptr().add(at(point))) };
+                let mut square = [[s.splat_f32s(0.0); 6]; 6];
+                for (point, value) in square.iter_mut().flatten().enumerate() {
+                    let at = (point * SQUARE_INPUTS + input) * columns + vector * lanes;
+                    debug_assert!(at + lanes <= products.len());
+                    // SAFETY: within the products.
+                    *value = unsafe { load(s, products.as_ptr().add(at)) };
                 }
-                let taps = Product::both(s, products);
-                for (tap, value) in taps.iter().flatten().enumerate() {
-                    // SAFETY: within the sums; each square is one thread's.
+                for (tap, value) in Product::both(s, square).iter().flatten().enumerate() {
+                    let at = (input * 9 + tap) * columns + vector * lanes;
+                    debug_assert!(at + lanes <= sums.len());
+                    // SAFETY: within the sums.
                     unsafe {
-                        let to = self
-                            .sums
-                            .at((tap * l.inputs + self.input + input) * l.outputs
-                                + self.output
-                                + vector * lanes);
+                        let to = sums.as_mut_ptr().add(at);
                         let value = if self.is_first {
                             *value
                         } else {
@@ -339,6 +391,16 @@ impl WithSimd for Square<'_> {
                         store(s, to, value);
                     }
                 }
+            }
+        }
+        if self.is_last {
+            let outputs = columns.min(g.out_channels - of_output * columns);
+            let size = [inputs * 9, outputs];
+            let first = of_output * columns * g.in_channels + first_input;
+            // SAFETY: each square's weights are one thread's, within the result.
+            unsafe {
+                let to = work.out.at(first * 9);
+                turn_within(sums, columns, size, to, g.in_channels * 9);
             }
         }
     }
