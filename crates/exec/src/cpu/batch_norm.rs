@@ -1,9 +1,10 @@
 //! Batch normalisation, forward and backward; statistics in f64, as ATen's CPU kernels take them.
 
+use outboard_graph::DType;
 use outboard_kernels::{self as kernels, Affine, Gradient, Input, Terms};
 
 use super::Workplace;
-use super::tensor::CpuTensor;
+use super::tensor::{CpuTensor, Order};
 
 /// Rows and channels of `[N, C, ...]` with the channels last.
 fn sizes(x: &CpuTensor) -> (usize, usize) {
@@ -41,16 +42,16 @@ fn normalise(
         kernels::normalise(Input::InPlace, affine, addend, after.relu, elements, isa);
         return x;
     }
-    let mut out = vec![0.0; x.elements()];
+    let mut out = place.result(4 * x.elements());
     kernels::normalise(
         Input::From(x.f32s()),
         affine,
         addend,
         after.relu,
-        &mut out,
+        out.f32s(),
         isa,
     );
-    x.like(out)
+    CpuTensor::from_recycled(DType::F32, Order::Last, x.dims(), out)
 }
 
 /// `_native_batch_norm_legit_functional`: output, mean, 1 / standard deviation, and the new running statistics. The
@@ -190,16 +191,16 @@ pub(super) fn gradient(
         kernels::input_gradient(Input::InPlace, rectified, x.f32s(), terms, elements, isa);
         grad
     } else {
-        let mut out = vec![0.0; x.elements()];
+        let mut out = place.result(4 * x.elements());
         kernels::input_gradient(
             Input::From(grad.f32s()),
             rectified,
             x.f32s(),
             terms,
-            &mut out,
+            out.f32s(),
             isa,
         );
-        x.like(out)
+        CpuTensor::from_recycled(DType::F32, Order::Last, x.dims(), out)
     };
     [input_grad, weight_grad, bias_grad]
 }

@@ -1,6 +1,6 @@
 //! Convolution and its gradients: from an operator's shapes to the kernels.
 
-use outboard_graph::Op;
+use outboard_graph::{DType, Op};
 use outboard_kernels::Convolution;
 
 use super::Workplace;
@@ -90,21 +90,21 @@ pub(super) fn run(
     place: &mut Workplace<'_>,
 ) -> CpuTensor {
     let (method, isa) = (place.settings.method, place.settings.isa);
-    let mut out = vec![0.0; out_dims.iter().product()];
+    let mut out = place.result(4 * out_dims.iter().product::<usize>());
     let scratch = place.f32s(scratch(op, g, place.settings));
     let (first, second) = (first.f32s(), second.f32s());
     match op {
         Op::Convolution { .. } => {
             let bias = bias.map(CpuTensor::f32s);
-            g.forward(method, first, second, bias, &mut out, scratch, isa);
+            g.forward(method, first, second, bias, out.f32s(), scratch, isa);
         }
         Op::ConvolutionInputGrad { .. } => {
-            g.input_grad(method, first, second, &mut out, scratch, isa)
+            g.input_grad(method, first, second, out.f32s(), scratch, isa)
         }
         _ => {
-            g.weight_grad(method, first, second, &mut out, scratch, isa);
-            return CpuTensor::from_f32(out_dims, out);
+            g.weight_grad(method, first, second, out.f32s(), scratch, isa);
+            return CpuTensor::from_recycled(DType::F32, Order::First, out_dims, out);
         }
     }
-    CpuTensor::from_f32_in(Order::Last, out_dims, out)
+    CpuTensor::from_recycled(DType::F32, Order::Last, out_dims, out)
 }

@@ -20,6 +20,7 @@ mod parallel;
 mod plan;
 mod pointwise;
 mod pool;
+mod recycle;
 mod reduce;
 mod scratch;
 mod softmax;
@@ -35,7 +36,7 @@ use outboard_kernels::{Isa, Method};
 use rayon::prelude::*;
 
 use order::Wanted;
-use scratch::{Settings, Workplace};
+use scratch::{Memory, Settings, Workplace};
 use tensor::Order;
 
 use crate::{EngineInfo, ExecError, Executor, RandomKey, StepSize, UpdateRule};
@@ -50,7 +51,7 @@ const NAME: &str = "cpu";
 pub struct CpuExecutor {
     settings: Settings,
     /// Shared by all plans of this engine, and owned by them: with the last plan goes the memory.
-    scratch: Arc<Mutex<Weak<scratch::Pool>>>,
+    memory: Arc<Mutex<Weak<Memory>>>,
 }
 
 impl CpuExecutor {
@@ -67,7 +68,7 @@ impl CpuExecutor {
                 method: Method::Auto,
                 isa: Isa::best(),
             },
-            scratch: Arc::default(),
+            memory: Arc::default(),
         }
     }
 
@@ -77,12 +78,12 @@ impl CpuExecutor {
         self
     }
 
-    fn pool(&self) -> Arc<scratch::Pool> {
-        let mut held = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+    fn memory(&self) -> Arc<Memory> {
+        let mut held = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         held.upgrade().unwrap_or_else(|| {
-            let pool = Arc::default();
-            *held = Arc::downgrade(&pool);
-            pool
+            let memory = Arc::default();
+            *held = Arc::downgrade(&memory);
+            memory
         })
     }
 }
@@ -119,7 +120,7 @@ impl Executor for CpuExecutor {
     }
 
     fn compile(&self, program: &Graph) -> Result<CpuPlan, ExecError> {
-        plan::compile(program, &self.settings, self.pool())
+        plan::compile(program, &self.settings, self.memory())
     }
 
     fn peak_bytes(&self, plan: &CpuPlan) -> u64 {
@@ -144,15 +145,20 @@ impl Executor for CpuExecutor {
         inputs: Vec<CpuTensor>,
         key: RandomKey,
     ) -> Result<Vec<CpuTensor>, ExecError> {
+        plan.memory.tensors.expect(
+            inputs.iter().map(|tensor| tensor.bytes().len()).sum(),
+            usize::try_from(plan.peak_bytes - plan.scratch_bytes()).unwrap_or(usize::MAX),
+        );
         let mut values = place_inputs(plan, inputs)?;
-        let mut scratch = plan.pool.take(plan.scratch_elements);
+        let mut scratch = plan.memory.scratch.take(plan.scratch_elements);
         let mut place = Workplace {
             settings: &plan.settings,
             scratch: &mut scratch,
+            tensors: &plan.memory.tensors,
         };
         let mut nodes = plan.nodes.iter();
         let ran = nodes.try_for_each(|node| run_node(plan, node, &mut values, key, &mut place));
-        plan.pool.give(scratch);
+        plan.memory.scratch.give(scratch);
         ran?;
         (plan.outputs.iter())
             .map(|&value| values[value].clone().ok_or_else(broken))

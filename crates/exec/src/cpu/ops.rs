@@ -119,11 +119,13 @@ pub(super) fn run(
         Op::SoftmaxGrad { dim } => softmax::softmax_grad(x.take(0)?, x.get(1)?, *dim),
         Op::LogSoftmaxGrad { dim } => softmax::log_softmax_grad(x.take(0)?, x.get(1)?, *dim),
 
-        Op::MaxPool2d { .. } => return Ok(pool::max(op, x.get(0)?, out)?.into()),
-        Op::MaxPool2dGrad { .. } => pool::max_grad(x.get(0)?, x.get(1)?, out)?,
-        Op::AvgPool2d { .. } | Op::AdaptiveAvgPool2d { .. } => pool::average(op, x.get(0)?, out),
+        Op::MaxPool2d { .. } => return Ok(pool::max(op, x.get(0)?, out, place)?.into()),
+        Op::MaxPool2dGrad { .. } => pool::max_grad(x.get(0)?, x.get(1)?, out, place)?,
+        Op::AvgPool2d { .. } | Op::AdaptiveAvgPool2d { .. } => {
+            pool::average(op, x.get(0)?, out, place)
+        }
         Op::AvgPool2dGrad { .. } | Op::AdaptiveAvgPool2dGrad { .. } => {
-            pool::average_grad(op, x.get(0)?, out)
+            pool::average_grad(op, x.get(0)?, out, place)
         }
 
         Op::Relu {} => pointwise::relu(x.take(0)?),

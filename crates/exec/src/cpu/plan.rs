@@ -5,7 +5,7 @@ use outboard_graph::{DType, Graph, InputKind, Op, TensorType, ValueId};
 use std::sync::Arc;
 
 use super::order::{Wanted, wanted};
-use super::scratch::{Pool, Settings};
+use super::scratch::{Memory, Settings};
 use super::{batch_norm, conv, memory};
 use crate::ExecError;
 
@@ -20,9 +20,10 @@ pub struct CpuPlan {
     /// Which values an earlier program saved: who holds them is the caller's matter, so they stay as they are.
     pub(super) is_saved: Vec<bool>,
     pub(super) peak_bytes: u64,
-    /// The most `f32` of scratch memory that one of the nodes takes, and where they come from.
+    /// The most `f32` of scratch memory that one of the nodes takes.
     pub(super) scratch_elements: usize,
-    pub(super) pool: Arc<Pool>,
+    /// Where memory comes from.
+    pub(super) memory: Arc<Memory>,
     pub(super) settings: Settings,
 }
 
@@ -66,7 +67,7 @@ pub(super) struct PlanNode {
 pub(super) fn compile(
     program: &Graph,
     settings: &Settings,
-    pool: Arc<Pool>,
+    memory: Arc<Memory>,
 ) -> Result<CpuPlan, ExecError> {
     let values = (program.values.iter().enumerate())
         .map(|(index, value)| concrete(index, &value.ty))
@@ -143,7 +144,7 @@ pub(super) fn compile(
         is_saved,
         peak_bytes: 0,
         scratch_elements: 0,
-        pool,
+        memory,
         settings: *settings,
     };
     let mut orders = Vec::with_capacity(plan.nodes.len());

@@ -1,10 +1,10 @@
 //! Pooling over planes of two dimensions: from an operator's shapes to the kernels.
 
-use outboard_graph::Op;
+use outboard_graph::{DType, Op};
 use outboard_kernels::{self as kernels, Averaged, Isa, Pooling, Window};
 
-use super::OpError;
 use super::tensor::{CpuTensor, Order};
+use super::{OpError, Workplace};
 
 /// The two elements of an attribute, which inference has checked.
 fn pair(list: &[usize]) -> [usize; 2] {
@@ -43,7 +43,12 @@ fn order(dims: &[usize]) -> Order {
 }
 
 /// `max_pool2d_with_indices`.
-pub(super) fn max(op: &Op, x: &CpuTensor, out_dims: &[usize]) -> Result<[CpuTensor; 2], OpError> {
+pub(super) fn max(
+    op: &Op,
+    x: &CpuTensor,
+    out_dims: &[usize],
+    place: &Workplace<'_>,
+) -> Result<[CpuTensor; 2], OpError> {
     let Op::MaxPool2d {
         kernel_size,
         stride,
@@ -60,20 +65,20 @@ pub(super) fn max(op: &Op, x: &CpuTensor, out_dims: &[usize]) -> Result<[CpuTens
         padding: pair(padding),
         dilation: pair(dilation),
     };
-    let count = out_dims.iter().product();
-    let (mut out, mut places) = (vec![0.0; count], vec![0; count]);
+    let count: usize = out_dims.iter().product();
+    let (mut out, mut places) = (place.result(4 * count), place.result(8 * count));
     kernels::max_pool(
         &sizes(x.dims(), out_dims),
         window,
         x.f32s(),
-        &mut out,
-        &mut places,
+        out.f32s(),
+        places.i64s(),
         Isa::best(),
     );
     let order = order(out_dims);
     Ok([
-        CpuTensor::from_f32_in(order, out_dims, out),
-        CpuTensor::from_i64_in(order, out_dims, places),
+        CpuTensor::from_recycled(DType::F32, order, out_dims, out),
+        CpuTensor::from_recycled(DType::I64, order, out_dims, places),
     ])
 }
 
@@ -82,16 +87,22 @@ pub(super) fn max_grad(
     grad: &CpuTensor,
     places: &CpuTensor,
     input_dims: &[usize],
+    place: &Workplace<'_>,
 ) -> Result<CpuTensor, OpError> {
     let sizes = sizes(input_dims, grad.dims());
-    let mut out = vec![0.0; input_dims.iter().product()];
-    if !kernels::max_pool_gradient(&sizes, grad.f32s(), places.i64s(), &mut out) {
+    let mut out = place.result(4 * input_dims.iter().product::<usize>());
+    if !kernels::max_pool_gradient(&sizes, grad.f32s(), places.i64s(), out.f32s()) {
         let [height, width] = sizes.input;
         return Err(OpError::Value(format!(
             "an index is outside its plane of {height}x{width}"
         )));
     }
-    Ok(CpuTensor::from_f32_in(order(input_dims), input_dims, out))
+    Ok(CpuTensor::from_recycled(
+        DType::F32,
+        order(input_dims),
+        input_dims,
+        out,
+    ))
 }
 
 fn averaged(op: &Op) -> Averaged {
@@ -126,22 +137,32 @@ fn averaged(op: &Op) -> Averaged {
 }
 
 /// `avg_pool2d` and `_adaptive_avg_pool2d`.
-pub(super) fn average(op: &Op, x: &CpuTensor, out_dims: &[usize]) -> CpuTensor {
-    let mut out = vec![0.0; out_dims.iter().product()];
+pub(super) fn average(
+    op: &Op,
+    x: &CpuTensor,
+    out_dims: &[usize],
+    place: &Workplace<'_>,
+) -> CpuTensor {
+    let mut out = place.result(4 * out_dims.iter().product::<usize>());
     kernels::avg_pool(
         &sizes(x.dims(), out_dims),
         averaged(op),
         x.f32s(),
-        &mut out,
+        out.f32s(),
         Isa::best(),
     );
-    CpuTensor::from_f32_in(order(out_dims), out_dims, out)
+    CpuTensor::from_recycled(DType::F32, order(out_dims), out_dims, out)
 }
 
 /// Their gradients.
-pub(super) fn average_grad(op: &Op, grad: &CpuTensor, input_dims: &[usize]) -> CpuTensor {
-    let mut out = vec![0.0; input_dims.iter().product()];
+pub(super) fn average_grad(
+    op: &Op,
+    grad: &CpuTensor,
+    input_dims: &[usize],
+    place: &Workplace<'_>,
+) -> CpuTensor {
+    let mut out = place.result(4 * input_dims.iter().product::<usize>());
     let sizes = sizes(input_dims, grad.dims());
-    kernels::avg_pool_gradient(&sizes, averaged(op), grad.f32s(), &mut out, Isa::best());
-    CpuTensor::from_f32_in(order(input_dims), input_dims, out)
+    kernels::avg_pool_gradient(&sizes, averaged(op), grad.f32s(), out.f32s(), Isa::best());
+    CpuTensor::from_recycled(DType::F32, order(input_dims), input_dims, out)
 }

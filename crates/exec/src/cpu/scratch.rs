@@ -1,8 +1,10 @@
 //! The memory that operators work in: planned when a program is compiled, kept from run to run.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use outboard_kernels::{Isa, Method, Scratch};
+
+use super::recycle::{Recycled, Store};
 
 /// How an engine computes.
 #[derive(Clone, Copy, Debug)]
@@ -33,13 +35,26 @@ impl Pool {
     }
 }
 
+/// What the programs of an engine share.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    pub(super) scratch: Pool,
+    pub(super) tensors: Arc<Store>,
+}
+
 /// Where an operator works.
 pub(super) struct Workplace<'a> {
     pub(super) settings: &'a Settings,
     pub(super) scratch: &'a mut Scratch,
+    pub(super) tensors: &'a Arc<Store>,
 }
 
 impl Workplace<'_> {
+    /// Memory for a result of some bytes, its content of no meaning.
+    pub(super) fn result(&self, bytes: usize) -> Recycled {
+        self.tensors.take(bytes)
+    }
+
     /// So many `f32`: exactly, for kernels share them out among threads.
     pub(super) fn f32s(&mut self, elements: usize) -> &mut [f32] {
         &mut self.scratch.f32s()[..elements]

@@ -8,6 +8,7 @@ use burn_flex::{FlexTensor, Layout};
 use outboard_graph::{DType, Tensor};
 use outboard_kernels as kernels;
 
+use super::recycle::Recycled;
 use super::strided::gathered;
 use crate::ExecError;
 
@@ -147,11 +148,17 @@ impl CpuTensor {
         }
     }
 
-    /// An `i64` tensor of `dims` whose elements lie in `order`.
-    pub(super) fn from_i64_in(order: Order, dims: &[usize], elements: Vec<i64>) -> Self {
+    /// A tensor of `dims` whose elements lie in `order` in recycled memory.
+    pub(super) fn from_recycled(
+        dtype: DType,
+        order: Order,
+        dims: &[usize],
+        elements: Recycled,
+    ) -> Self {
+        let bytes = elements.into_bytes();
         match order.of(dims) {
-            Order::First => Self::from_i64(dims, elements),
-            Order::Last => Self::from_i64(&last_of(dims), elements).with_last(dims),
+            Order::First => Self::new(dims, bytes, dtype),
+            Order::Last => Self::new(&last_of(dims), bytes, dtype).with_last(dims),
         }
     }
 
