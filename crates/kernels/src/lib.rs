@@ -18,6 +18,7 @@ mod pool;
 mod reorder;
 mod scratch;
 mod share;
+mod square;
 mod tile;
 
 pub use batch_norm::{

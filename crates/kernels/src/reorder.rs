@@ -3,12 +3,12 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-/// A square that stays in the first-level cache while it is turned.
-const SQUARE: usize = 16;
 /// Rows of the result that a thread writes at a time.
 const ROWS: usize = 64;
 
 use crate::Isa;
+use crate::square::{WIDEST, turned};
+use crate::tile::{load, store};
 
 /// `to [N, columns, rows]` of `from [N, rows, columns]`.
 ///
@@ -54,7 +54,7 @@ impl WithSimd for Turn<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
+    fn with_simd<S: Simd>(self, s: S) {
         let Turn {
             from,
             rows,
@@ -64,7 +64,7 @@ impl WithSimd for Turn<'_> {
         } = self;
         let (from, count) = (&from[first..], to.len() / rows);
         // SAFETY: `to` has `count` rows of `rows` elements.
-        unsafe { turn_within(from, columns, [rows, count], to.as_mut_ptr(), rows) };
+        unsafe { turn_within(s, from, columns, [rows, count], to.as_mut_ptr(), rows) };
     }
 }
 
@@ -77,28 +77,39 @@ impl WithSimd for Turn<'_> {
 /// # Safety
 /// All columns can be written.
 #[inline(always)]
-pub(crate) unsafe fn turn_within(
+pub(crate) unsafe fn turn_within<S: Simd>(
+    s: S,
     from: &[f32],
     from_step: usize,
     [rows, columns]: [usize; 2],
     to: *mut f32,
     to_step: usize,
 ) {
-    for row in (0..rows).step_by(SQUARE) {
-        for column in (0..columns).step_by(SQUARE) {
-            let (high, wide) = (SQUARE.min(rows - row), SQUARE.min(columns - column));
-            let mut square = [[0.0_f32; SQUARE]; SQUARE];
+    let lanes = S::F32_LANES;
+    let mut square = [s.splat_f32s(0.0); WIDEST];
+    for row in (0..rows).step_by(lanes) {
+        for column in (0..columns).step_by(lanes) {
+            let (high, wide) = (lanes.min(rows - row), lanes.min(columns - column));
+            let is_whole = high == lanes && wide == lanes;
             for (line, at) in square.iter_mut().zip(row..row + high) {
-                line[..wide].copy_from_slice(&from[at * from_step + column..][..wide]);
-            }
-            for at in 0..wide {
-                // SAFETY: the caller's.
-                let to = unsafe {
-                    let to = to.add((column + at) * to_step + row);
-                    std::slice::from_raw_parts_mut(to, high)
+                let from = &from[at * from_step + column..][..wide];
+                *line = if is_whole {
+                    // SAFETY: a vector's worth.
+                    unsafe { load(s, from.as_ptr()) }
+                } else {
+                    s.partial_load_f32s(from)
                 };
-                for (to, line) in to.iter_mut().zip(&square) {
-                    *to = line[at];
+            }
+            let lines = turned(s, square).into_iter().take(wide);
+            for (line, at) in lines.zip(column..) {
+                // SAFETY: the caller's.
+                unsafe {
+                    let to = to.add(at * to_step + row);
+                    if is_whole {
+                        store(s, to, line);
+                    } else {
+                        s.partial_store_f32s(std::slice::from_raw_parts_mut(to, high), line);
+                    }
                 }
             }
         }

@@ -283,6 +283,16 @@ fn sums_over_several_blocks_are_right() {
         [0; 3],
         [1; 3],
     ));
+    // More inputs than are transformed at a time, more outputs than a panel has.
+    check(&convolution(
+        2,
+        (1, 260, 37),
+        plane(9, 7),
+        plane(3, 3),
+        [1; 3],
+        [0, 1, 1],
+        [1; 3],
+    ));
     check(&convolution(
         4,
         (1, 64, 48),

@@ -29,6 +29,7 @@ use super::Convolution;
 use super::transform::{Input, Output, POINTS, Transform, Weight};
 use crate::isa::{Blocking, Isa};
 use crate::share::Shared;
+use crate::square::{WIDEST, turned};
 use crate::tile::{Left, Right, Start, load, store, tile};
 
 /// How a convolution's tiles are cut into blocks, and where they lie in scratch memory.
@@ -343,6 +344,9 @@ impl WithSimd for Block<'_> {
     }
 }
 
+/// The taps of as many inputs as a vector has elements, one after the other; each of as many outputs.
+type Taps = [[f32; WIDEST]; 9 * WIDEST];
+
 impl Work<'_> {
     /// `V` of some inputs of a panel of outputs.
     ///
@@ -350,42 +354,95 @@ impl Work<'_> {
     /// `v` has room for it, and is the caller's alone.
     #[inline(always)]
     unsafe fn weights<S: Simd>(&self, s: S, panel: usize, inputs: (usize, usize), v: *mut f32) {
-        let (layout, g) = (self.layout, self.g);
+        let layout = self.layout;
         let lanes = S::F32_LANES;
         let columns = layout.blocking.columns();
-        let mut gathered = [[0.0_f32; 16]; 9];
-        for channel in inputs.0..inputs.1 {
-            for vector in 0..layout.blocking.vectors {
-                let first = panel * columns + vector * lanes;
-                for lane in 0..lanes {
-                    let output = first + lane;
-                    let inside = output < g.out_channels && channel < g.in_channels;
-                    let kernel = if !inside {
-                        &[0.0; 9]
-                    } else if self.is_turned {
-                        &self.weight[(channel * g.out_channels + output) * 9..][..9]
-                    } else {
-                        &self.weight[(output * g.in_channels + channel) * 9..][..9]
-                    };
-                    for (tap, line) in gathered.iter_mut().enumerate() {
-                        line[lane] = kernel[if self.is_turned { 8 - tap } else { tap }];
+        let mut taps = [[0.0; WIDEST]; 9 * WIDEST];
+        for vector in 0..layout.blocking.vectors {
+            let output = panel * columns + vector * lanes;
+            for first in (inputs.0..inputs.1).step_by(lanes) {
+                self.taps(s, output, first, &mut taps);
+                for (index, kernel) in taps.chunks_exact(9).enumerate().take(lanes) {
+                    let mut lines = [s.splat_f32s(0.0); 9];
+                    for (tap, line) in lines.iter_mut().enumerate() {
+                        let tap = if self.is_turned { 8 - tap } else { tap };
+                        // SAFETY: a line is as long as the widest vector.
+                        *line = unsafe { load(s, kernel[tap].as_ptr()) };
                     }
-                }
-                // SAFETY: `gathered` has 16 lanes; the rest is the caller's.
-                unsafe {
-                    let tap = |y: usize, x: usize| load(s, gathered[y * 3 + x].as_ptr());
                     let mut half = [[s.splat_f32s(0.0); 3]; 6];
                     for x in 0..3 {
-                        let column = Weight::apply(s, [tap(0, x), tap(1, x), tap(2, x)]);
+                        let column = Weight::apply(s, [lines[x], lines[3 + x], lines[6 + x]]);
                         for (y, value) in column.into_iter().enumerate() {
                             half[y][x] = value;
                         }
                     }
-                    let v = v.add((channel - inputs.0) * columns + vector * lanes);
+                    let at = (first + index - inputs.0) * columns + vector * lanes;
                     for (y, row) in half.into_iter().enumerate() {
                         for (x, value) in Weight::apply(s, row).into_iter().enumerate() {
-                            store(s, v.add((y * 6 + x) * layout.weight_point), value);
+                            // SAFETY: the caller's.
+                            unsafe {
+                                store(s, v.add(at + (y * 6 + x) * layout.weight_point), value)
+                            };
                         }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Taps of inputs and outputs from some on; zeros beyond the last.
+    #[inline(always)]
+    fn taps<S: Simd>(&self, s: S, output: usize, input: usize, taps: &mut Taps) {
+        let (g, lanes) = (self.g, S::F32_LANES);
+        // From an input's kernel to the next input's, and from an output's to the next output's.
+        let (next_input, next_output) = if self.is_turned {
+            (g.out_channels * 9, 9)
+        } else {
+            (9, g.in_channels * 9)
+        };
+        let first = input * next_input + output * next_output;
+        let inside = input + lanes <= g.in_channels && output + lanes <= g.out_channels;
+        // Turned kernels are read by whole vectors, beyond their ends.
+        let last =
+            first + (lanes - 1) * (next_input + next_output) + 9usize.next_multiple_of(lanes);
+        let mut rows = [s.splat_f32s(0.0); WIDEST];
+        if inside && !self.is_turned {
+            for part in 0..9 {
+                for (lane, row) in rows.iter_mut().enumerate().take(lanes) {
+                    let from = &self.weight[first + lane * next_output + part * lanes..][..lanes];
+                    // SAFETY: a vector's worth.
+                    *row = unsafe { load(s, from.as_ptr()) };
+                }
+                let lines = taps[part * lanes..][..lanes].iter_mut();
+                for (line, row) in lines.zip(turned(s, rows)) {
+                    // SAFETY: a line is as long as the widest vector.
+                    unsafe { store(s, line.as_mut_ptr(), row) };
+                }
+            }
+        } else if inside && last <= self.weight.len() {
+            for index in 0..lanes {
+                for tap in (0..9).step_by(lanes) {
+                    for (lane, row) in rows.iter_mut().enumerate().take(lanes) {
+                        let at = first + index * next_input + lane * next_output + tap;
+                        let from = &self.weight[at..][..lanes];
+                        // SAFETY: a vector's worth.
+                        *row = unsafe { load(s, from.as_ptr()) };
+                    }
+                    let lines = taps[index * 9 + tap..index * 9 + 9.min(tap + lanes)].iter_mut();
+                    for (line, row) in lines.zip(turned(s, rows)) {
+                        // SAFETY: a line is as long as the widest vector.
+                        unsafe { store(s, line.as_mut_ptr(), row) };
+                    }
+                }
+            }
+        } else {
+            for (index, kernel) in taps.chunks_exact_mut(9).enumerate().take(lanes) {
+                for (tap, line) in kernel.iter_mut().enumerate() {
+                    for (lane, element) in line.iter_mut().enumerate().take(lanes) {
+                        let inside =
+                            input + index < g.in_channels && output + lane < g.out_channels;
+                        let at = first + index * next_input + lane * next_output + tap;
+                        *element = if inside { self.weight[at] } else { 0.0 };
                     }
                 }
             }

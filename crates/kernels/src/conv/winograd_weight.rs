@@ -26,10 +26,12 @@ const GROUP: usize = 8;
 /// Elements of a block's `U` and `D` that are aimed at.
 const BLOCK_ELEMENTS: usize = 512 << 10;
 /// A block's tiles, at the least and at the most: what a product reads of them fits the first-level cache.
-const FEWEST_TILES: usize = 64;
+const FEWEST_TILES: usize = 32;
 const MOST_TILES: usize = 128;
 /// Inputs of a square; as many columns as a register tile has are its outputs.
 const SQUARE_INPUTS: usize = 32;
+/// Panels of inputs that are used together.
+const STRIP: usize = 4;
 /// Groups begin a quarter of this apart modulo this, so that a product's groups spread over all sets of a cache.
 const SETS: usize = 1024;
 
@@ -105,6 +107,20 @@ impl Layout {
         self.inputs.panels * self.outputs.panels
     }
 
+    /// The panels of inputs and of outputs of a square. A few panels of inputs stay in the second-level cache while those of
+    /// outputs go by.
+    fn square(&self, index: usize) -> (usize, usize) {
+        let strip = index / (STRIP * self.outputs.panels);
+        let high = STRIP.min(self.inputs.panels - strip * STRIP);
+        let within = index - strip * STRIP * self.outputs.panels;
+        (strip * STRIP + within % high, within / high)
+    }
+
+    /// From a point to the next of a square's products.
+    fn product_point(&self) -> usize {
+        SQUARE_INPUTS * self.blocking.columns() + LINE
+    }
+
     /// Elements of all sums, of `U`, of `D` and of what each thread has for itself: products and sums of a square.
     fn elements(&self) -> [usize; 4] {
         let groups = self.block / GROUP;
@@ -114,7 +130,7 @@ impl Layout {
             kept * self.sums(),
             groups * self.inputs.group_step,
             groups * self.outputs.group_step,
-            POINTS * SQUARE_INPUTS * self.blocking.columns() + self.sums(),
+            POINTS * self.product_point() + self.sums(),
         ]
     }
 
@@ -311,17 +327,17 @@ impl WithSimd for Square<'_> {
         let (l, g) = (work.layout, work.g);
         let Blocking { lanes, rows, .. } = crate::isa::blocking::<S>();
         let columns = l.blocking.columns();
-        let (of_input, of_output) = (index / l.outputs.panels, index % l.outputs.panels);
+        let (of_input, of_output) = l.square(index);
         let first_input = of_input * SQUARE_INPUTS;
         let inputs = SQUARE_INPUTS.min(g.in_channels - first_input);
-        let (products, sums) = self.own.split_at_mut(POINTS * SQUARE_INPUTS * columns);
+        let (products, sums) = self.own.split_at_mut(POINTS * l.product_point());
         let parts = inputs.div_ceil(rows);
         // Whole groups, then what is left: unwritten tiles of a group are nobody's.
         let (groups, left_over) = (self.count / GROUP, self.count % GROUP);
         for point in 0..POINTS {
             for part in 0..parts {
                 let (from, to) = (part * inputs / parts, (part + 1) * inputs / parts);
-                let at = (point * SQUARE_INPUTS + from) * columns;
+                let at = point * l.product_point() + from * columns;
                 let mut start = Start::Zero;
                 for (group, chunk, chunks) in [(0, GROUP, groups), (groups, left_over, 1)] {
                     if chunk * chunks == 0 {
@@ -372,7 +388,7 @@ impl WithSimd for Square<'_> {
             for vector in 0..l.blocking.vectors {
                 let mut square = [[s.splat_f32s(0.0); 6]; 6];
                 for (point, value) in square.iter_mut().flatten().enumerate() {
-                    let at = (point * SQUARE_INPUTS + input) * columns + vector * lanes;
+                    let at = point * l.product_point() + input * columns + vector * lanes;
                     debug_assert!(at + lanes <= products.len());
                     // SAFETY: within the products.
                     *value = unsafe { load(s, products.as_ptr().add(at)) };
@@ -400,7 +416,7 @@ impl WithSimd for Square<'_> {
             // SAFETY: each square's weights are one thread's, within the result.
             unsafe {
                 let to = work.out.at(first * 9);
-                turn_within(sums, columns, size, to, g.in_channels * 9);
+                turn_within(s, sums, columns, size, to, g.in_channels * 9);
             }
         }
     }
