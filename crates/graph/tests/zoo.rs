@@ -223,6 +223,11 @@ fn vit_has_torchvisions_names_and_shapes() {
 fn models_take_other_images_and_give_logits_for_the_batch() {
     for name in zoo::NAMES {
         for size in [28, 32, 64] {
+            // Five poolings leave nothing of 28 pixels, in PyTorch too.
+            if (*name, size) == ("vgg11_bn", 28) {
+                assert!(zoo::build(name, &options(size, 1, 10)).is_err());
+                continue;
+            }
             let graph = zoo::build(name, &options(size, 1, 10)).unwrap();
             let result = graph
                 .outputs

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::Isa;
 
 /// Elements of a block of rows.
-const ELEMENTS: usize = 1 << 16;
+const ELEMENTS: usize = 1 << 14;
 /// Channels whose sums stay in registers.
 const LANES: usize = 16;
 

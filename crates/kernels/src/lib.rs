@@ -13,6 +13,7 @@
 
 mod batch_norm;
 mod conv;
+mod crew;
 mod isa;
 mod pool;
 mod reorder;

@@ -9,6 +9,7 @@
 
 mod batch_norm;
 mod conv;
+mod fuse;
 mod layer_norm;
 mod layout;
 mod lookup;
@@ -323,7 +324,7 @@ fn run_node(
         .collect();
     // Nothing of the caller is left half changed: operands are ours, and the run ends here.
     let result = catch_unwind(AssertUnwindSafe(|| {
-        ops::run(&node.op, ops::Operands(operands), &shapes, key, place)
+        ops::run(node, ops::Operands(operands), &shapes, key, place)
     }));
     let failed = |reason: String| ExecError::Failed {
         op: node.text.clone(),

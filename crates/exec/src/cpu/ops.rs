@@ -3,6 +3,8 @@
 use outboard_graph::{DType, Op};
 
 use super::batch_norm::After;
+use super::fuse::{self, Fused};
+use super::plan::PlanNode;
 use super::pointwise::Binary;
 use super::tensor::CpuTensor;
 use super::{
@@ -35,15 +37,24 @@ impl Operands {
     }
 }
 
+/// What follows a batch norm in the same pass.
+fn after(operands: &Operands, fused: Fused) -> After<'_> {
+    After {
+        addend: operands.optional(fuse::OPERAND),
+        relu: fused.relu,
+    }
+}
+
 /// Runs one operator. `results` are the shapes of its results; `key` steers its random numbers.
 pub(super) fn run(
-    op: &Op,
+    node: &PlanNode,
     mut operands: Operands,
     results: &[&[usize]],
     key: RandomKey,
     place: &mut Workplace<'_>,
 ) -> Result<Vec<CpuTensor>, OpError> {
     let x = &mut operands;
+    let op = &node.op;
     let out = results.first().copied().ok_or(OpError::Shape)?;
     let one = match op {
         Op::Convolution { .. }
@@ -82,7 +93,7 @@ pub(super) fn run(
             let running = (x.get(3)?, x.get(4)?);
             let (weight, bias) = (x.optional(1), x.optional(2));
             let how = (*momentum, *eps);
-            let after = After::default();
+            let after = after(x, node.fused);
             let results = batch_norm::training(input, weight, bias, running, how, after, place);
             return Ok(results.into());
         }
@@ -90,13 +101,15 @@ pub(super) fn run(
             let input = x.take(0)?;
             let running = (x.get(3)?, x.get(4)?);
             let (weight, bias) = (x.optional(1), x.optional(2));
-            batch_norm::inference(input, weight, bias, running, *eps, After::default(), place)
+            let after = after(x, node.fused);
+            batch_norm::inference(input, weight, bias, running, *eps, after, place)
         }
         Op::BatchNormGrad { .. } => {
             let grad = x.take(0)?;
             let (input, weight) = (x.get(1)?, x.optional(2));
             let saved = (x.get(3)?, x.get(4)?);
-            return Ok(batch_norm::gradient(grad, None, input, weight, saved, place).into());
+            let rectified = x.optional(fuse::OPERAND);
+            return Ok(batch_norm::gradient(grad, rectified, input, weight, saved, place).into());
         }
         Op::LayerNorm {
             normalized_shape,

@@ -6,6 +6,7 @@
 
 use outboard_graph::Op;
 
+use super::fuse::OPERAND;
 use super::tensor::Order;
 
 /// The order that an operator wants an operand in.
@@ -27,12 +28,12 @@ pub(super) fn wanted(op: &Op, index: usize, dims: &[Option<&[usize]>]) -> Wanted
         | Op::ConvolutionInputGrad { .. }
         | Op::BatchNormTraining { .. }
         | Op::BatchNormInference { .. }
-            if index == 0 =>
+            if index == 0 || index == OPERAND =>
         {
             Wanted::Is(Order::Last)
         }
         Op::ConvolutionWeightGrad { .. } => Wanted::Is(Order::Last),
-        Op::BatchNormGrad { .. } if index < 2 => Wanted::Is(Order::Last),
+        Op::BatchNormGrad { .. } if index < 2 || index == OPERAND => Wanted::Is(Order::Last),
         // Without a dimension of images the first is that of channels.
         Op::MaxPool2d { .. }
         | Op::MaxPool2dGrad { .. }

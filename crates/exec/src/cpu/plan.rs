@@ -4,6 +4,7 @@ use outboard_graph::{DType, Graph, InputKind, Op, TensorType, ValueId};
 
 use std::sync::Arc;
 
+use super::fuse::{self, Fused};
 use super::order::{Wanted, wanted};
 use super::scratch::{Memory, Settings};
 use super::{batch_norm, conv, memory};
@@ -52,6 +53,7 @@ pub(super) struct PlanInput {
 #[derive(Debug)]
 pub(super) struct PlanNode {
     pub(super) op: Op,
+    pub(super) fused: Fused,
     /// Each with whether this is its last use: then the handle itself goes to the operator.
     pub(super) operands: Vec<Option<(usize, bool)>>,
     /// The order that each operand is wanted in.
@@ -78,9 +80,10 @@ pub(super) fn compile(
             .then_some(index)
             .ok_or_else(|| ExecError::Invalid(format!("the program has no value %{}", value.0)))
     };
+    let fused = fuse::fused(program);
     // The last node that uses each value; outputs are used after all nodes.
     let mut last_use: Vec<Option<usize>> = vec![None; values.len()];
-    for (at, node) in program.nodes.iter().enumerate() {
+    for (at, node) in fused.iter().enumerate() {
         for value in node.operands.iter().flatten() {
             last_use[known(*value)?] = Some(at);
         }
@@ -98,8 +101,8 @@ pub(super) fn compile(
             })
         })
         .collect::<Result<Vec<_>, ExecError>>()?;
-    let mut nodes = Vec::with_capacity(program.nodes.len());
-    for (at, node) in program.nodes.iter().enumerate() {
+    let mut nodes = Vec::with_capacity(fused.len());
+    for (at, node) in fused.iter().enumerate() {
         let mut operands = Vec::with_capacity(node.operands.len());
         for (index, operand) in node.operands.iter().enumerate() {
             operands.push(match operand {
@@ -119,12 +122,13 @@ pub(super) fn compile(
             })
             .collect::<Result<Vec<_>, ExecError>>()?;
         let plan = PlanNode {
-            op: node.op.clone(),
+            op: node.node.op.clone(),
+            fused: node.fused,
             operands,
             wanted: Vec::new(),
             results,
-            text: text(node),
-            scope: node.scope.clone(),
+            text: text(node.node),
+            scope: node.node.scope.clone(),
         };
         supported(&plan, &values)?;
         nodes.push(plan);

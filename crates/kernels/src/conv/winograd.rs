@@ -20,13 +20,11 @@
     reason = "columns of squares: the index is that of the second dimension"
 )]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::Convolution;
 use super::transform::{Input, Output, POINTS, Transform, Weight};
+use crate::crew;
 use crate::isa::{Blocking, Isa};
 use crate::share::Shared;
 use crate::square::{WIDEST, turned};
@@ -63,6 +61,8 @@ const BLOCK_ELEMENTS: usize = 224 << 10;
 /// A block's tiles, at the least and at the most.
 const FEWEST_TILES: usize = 56;
 const MOST_TILES: usize = 224;
+/// From so many tiles on, of few, threads share them.
+const PARTED_TILES: usize = 96;
 /// Up to so many tiles are few.
 const FEW_TILES: usize = 160;
 
@@ -76,7 +76,8 @@ impl Layout {
         if tiles > FEW_TILES {
             let fits = BLOCK_ELEMENTS / (POINTS * inputs);
             block = fits.clamp(FEWEST_TILES, MOST_TILES).min(tiles);
-            block = tiles.div_ceil(tiles.div_ceil(block));
+            // Blocks in numbers that threads can share.
+            block = tiles.div_ceil(tiles.div_ceil(block).next_multiple_of(4));
         } else {
             let fits = (BLOCK_ELEMENTS / (POINTS * columns)).max(blocking.lanes);
             slice = inputs.div_ceil(inputs.div_ceil(fits));
@@ -181,34 +182,41 @@ pub(super) fn run(
         out: Shared::new(out),
     };
     if layout.has_few_tiles() {
-        let panels = layout.panels_of(layout.tiles);
-        (0..panels)
-            .into_par_iter()
-            .for_each(|panel| isa.run(Inputs { work, panel }));
-    } else {
-        (0..layout.panels)
-            .into_par_iter()
-            .for_each(|panel| isa.run(Weights { work, panel }));
-    }
-    let next = AtomicUsize::new(0);
-    rest.par_chunks_exact_mut(own).for_each(|own| {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let from = index * layout.block;
-            if layout.has_few_tiles() && index < layout.panels {
+        let panels_of_tiles = layout.panels_of(layout.tiles);
+        // Two threads read one another's tiles more slowly than they transform weights twice, unless weights are most of it.
+        let is_alone = rest.len() < 2 * own || rayon::current_num_threads() == 1;
+        let parts = if is_alone || layout.tiles < PARTED_TILES {
+            1
+        } else {
+            2
+        };
+        let phases = [panels_of_tiles, parts * layout.panels];
+        crew::work(rest, own, &phases, |phase, index, own| match phase {
+            0 => isa.run(Inputs { work, panel: index }),
+            _ => {
+                let part = index / layout.panels;
                 isa.run(Panel {
                     work,
                     own,
-                    panel: index,
+                    tiles: (
+                        part * panels_of_tiles / parts,
+                        (part + 1) * panels_of_tiles / parts,
+                    ),
+                    panel: index % layout.panels,
                 });
-            } else if !layout.has_few_tiles() && from < layout.tiles {
+            }
+        });
+    } else {
+        let phases = [layout.panels, layout.tiles.div_ceil(layout.block)];
+        crew::work(rest, own, &phases, |phase, index, own| match phase {
+            0 => isa.run(Weights { work, panel: index }),
+            _ => {
+                let from = index * layout.block;
                 let tiles = (from, (from + layout.block).min(layout.tiles));
                 isa.run(Block { work, own, tiles });
-            } else {
-                break;
             }
-        }
-    });
+        });
+    }
 }
 
 /// What all threads see.
@@ -265,10 +273,12 @@ impl WithSimd for Weights<'_> {
     }
 }
 
-/// A panel of outputs, for few tiles.
+/// A panel of outputs, for some of few tiles.
 struct Panel<'a> {
     work: Work<'a>,
     own: &'a mut [f32],
+    /// Panels of tiles.
+    tiles: (usize, usize),
     panel: usize,
 }
 
@@ -277,7 +287,12 @@ impl WithSimd for Panel<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, s: S) {
-        let Panel { work, own, panel } = self;
+        let Panel {
+            work,
+            own,
+            tiles,
+            panel,
+        } = self;
         let layout = work.layout;
         let (v, m) = own.split_at_mut(layout.weights_of_panel());
         let panels = layout.panels_of(layout.tiles);
@@ -287,7 +302,7 @@ impl WithSimd for Panel<'_> {
             // SAFETY: `V` and `M` are this thread's; nobody writes `U` any more.
             unsafe {
                 work.weights(s, panel, inputs, v.as_mut_ptr());
-                for index in 0..panels {
+                for index in tiles.0..tiles.1 {
                     let (from, to) = Layout::tiles_of(index, panels, layout.tiles);
                     let u = work.shared.at(index * layout.input_panel);
                     let m = m.as_mut_ptr().add(index * layout.output_panel);
@@ -295,7 +310,7 @@ impl WithSimd for Panel<'_> {
                 }
             }
         }
-        for index in 0..panels {
+        for index in tiles.0..tiles.1 {
             let tiles = Layout::tiles_of(index, panels, layout.tiles);
             work.outputs(s, tiles, panel, &m[index * layout.output_panel..]);
         }
