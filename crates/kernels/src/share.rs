@@ -35,6 +35,16 @@ impl<'a> Shared<'a> {
         unsafe { self.start.add(index) }
     }
 
+    /// All of it, to be read.
+    ///
+    /// # Safety
+    /// Nobody writes it any more.
+    #[inline(always)]
+    pub(crate) unsafe fn all(self) -> &'a [f32] {
+        // SAFETY: the caller's.
+        unsafe { std::slice::from_raw_parts(self.start, self.length) }
+    }
+
     /// A part of the buffer.
     ///
     /// # Safety

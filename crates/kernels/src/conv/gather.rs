@@ -9,14 +9,13 @@
 //! Forward, the positions are output pixels. Of the input gradient, they are the input pixels of one remainder modulo the
 //! stride: those see the same taps, and each output position they look at is a whole number of strides away.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::Convolution;
+use crate::crew;
 use crate::isa::{Blocking, Isa};
 use crate::share::Shared;
+use crate::square::{WIDEST, turned};
 use crate::tile::{Left, Right, Start, load, store, tile};
 
 /// Register tiles' rows in a block.
@@ -52,6 +51,15 @@ impl Axis {
     pub(super) fn look(&self, position: usize, tap: usize) -> Option<usize> {
         let at = (position * self.walk) as isize + self.first + tap as isize * self.step;
         (at >= 0 && (at as usize) < self.source).then_some(at as usize)
+    }
+
+    /// Whether all taps of a position look at pixels, and at which one the first does.
+    #[inline(always)]
+    pub(super) fn inside(&self, position: usize) -> Option<usize> {
+        let first = (position * self.walk) as isize + self.first;
+        let last = first + (self.taps as isize - 1) * self.step;
+        let (least, most) = (first.min(last), first.max(last));
+        (self.taps > 0 && least >= 0 && most < self.source as isize).then_some(first as usize)
     }
 
     /// Of the forward pass.
@@ -154,6 +162,20 @@ impl Gather {
 
     fn taps(&self) -> usize {
         self.axes.iter().map(|axis| axis.taps).product()
+    }
+
+    /// Which of the taps that count a tap of the kernel is.
+    #[inline(always)]
+    fn slot(&self, g: &Convolution, number: usize) -> Option<usize> {
+        let [z, y, x] = self.axes;
+        let along = |axis: Axis, tap: usize| {
+            let steps = tap.checked_sub(axis.first_tap)?;
+            let slot = steps / axis.tap_step;
+            (steps % axis.tap_step == 0 && slot < axis.taps).then_some(slot)
+        };
+        let (line, at_x) = (number / g.kernel[2], number % g.kernel[2]);
+        let at_z = along(z, line / g.kernel[1])?;
+        Some((at_z * y.taps + along(y, line % g.kernel[1])?) * x.taps + along(x, at_x)?)
     }
 
     /// Depths of a tap.
@@ -280,8 +302,7 @@ fn run(
     isa: Isa,
 ) {
     let (weights, rest) = scratch.split_at_mut(gather.weights());
-    pack_weights(g, gather, is_forward, weight, weights);
-    let weights = &*weights;
+    let weights = Shared::new(weights);
     let positions = gather.positions();
     let blocks = positions.div_ceil(gather.block());
     let threads = rest.len() / gather.of_thread();
@@ -291,77 +312,131 @@ fn run(
     } else {
         gather.panels.min(4)
     };
-    let tasks = gather.groups * blocks * splits;
-    let next = AtomicUsize::new(0);
     let out = Shared::new(out);
-    rest.par_chunks_exact_mut(gather.of_thread())
-        .for_each(|scratch| {
-            loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= tasks {
-                    break;
-                }
-                let (split, task) = (task % splits, task / splits);
-                let (group, block) = (task % gather.groups, task / gather.groups);
-                let first = block * gather.block();
-                isa.run(Block {
-                    gather,
-                    source,
-                    weights,
-                    bias,
-                    out,
-                    scratch,
-                    group,
-                    positions: (first, (first + gather.block()).min(positions)),
-                    panels: (
-                        gather.panels * split / splits,
-                        gather.panels * (split + 1) / splits,
-                    ),
-                });
-            }
+    let phases = [
+        gather.groups * gather.panels,
+        gather.groups * blocks * splits,
+    ];
+    crew::work(rest, gather.of_thread(), &phases, |phase, task, scratch| {
+        if phase == 0 {
+            isa.run(Pack {
+                g,
+                gather,
+                is_forward,
+                weight,
+                out: weights,
+                group: task / gather.panels,
+                panel: task % gather.panels,
+            });
+            return;
+        }
+        let (split, task) = (task % splits, task / splits);
+        let (group, block) = (task % gather.groups, task / gather.groups);
+        let first = block * gather.block();
+        isa.run(Block {
+            gather,
+            source,
+            // SAFETY: nobody writes them any more.
+            weights: unsafe { weights.all() },
+            bias,
+            out,
+            scratch,
+            group,
+            positions: (first, (first + gather.block()).min(positions)),
+            panels: (
+                gather.panels * split / splits,
+                gather.panels * (split + 1) / splits,
+            ),
         });
+    });
 }
 
-/// `[group][panel][depth][column]`, zeros where channels end.
-fn pack_weights(
-    g: &Convolution,
-    gather: &Gather,
+/// A panel of weights `[depth][column]`, zeros where channels end.
+struct Pack<'a> {
+    g: &'a Convolution,
+    gather: &'a Gather,
     is_forward: bool,
-    weight: &[f32],
-    out: &mut [f32],
-) {
-    let columns = gather.blocking.columns();
-    let taps: usize = g.kernel.iter().product();
-    let of_input = g.in_channels / g.groups;
-    let of_tap = gather.of_tap();
-    out.par_chunks_exact_mut((gather.depth * columns).max(1))
-        .enumerate()
-        .for_each(|(index, out)| {
-            let (group, panel) = (index / gather.panels, index % gather.panels);
-            let first = panel * columns;
+    weight: &'a [f32],
+    out: Shared<'a>,
+    group: usize,
+    panel: usize,
+}
+
+impl WithSimd for Pack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, s: S) {
+        let (g, w) = (self.g, self.gather);
+        let lanes = S::F32_LANES;
+        let columns = w.blocking.columns();
+        let size = w.depth * columns;
+        // A remainder that no tap looks at.
+        if size == 0 {
+            return;
+        }
+        // SAFETY: each panel is one thread's.
+        let out = unsafe {
+            let at = (self.group * w.panels + self.panel) * size;
+            self.out.part(at, size)
+        };
+        let (first, of_tap) = (self.panel * columns, w.of_tap());
+        let wide = columns.min(w.to - first);
+        if wide < columns || w.taps() * w.from < w.depth {
             out.fill(0.0);
-            let [z, y, x] = gather.axes;
-            for tap in 0..gather.taps() {
-                let at = [tap / (y.taps * x.taps), tap / x.taps % y.taps, tap % x.taps];
-                let tap_of = |axis: Axis, at: usize| axis.first_tap + at * axis.tap_step;
-                let number = (tap_of(z, at[0]) * g.kernel[1] + tap_of(y, at[1])) * g.kernel[2]
-                    + tap_of(x, at[2]);
-                for channel in 0..gather.from {
-                    let line = &mut out[(tap * of_tap + channel) * columns..][..columns];
-                    for (column, out) in line.iter_mut().enumerate().take(gather.to - first) {
-                        let (output, input) = if is_forward {
-                            (first + column, channel)
+        }
+        let taps: usize = g.kernel.iter().product();
+        let (of_input, of_output) = (g.in_channels / g.groups, g.out_channels / g.groups);
+        // Lines of neighbouring elements, one a column: forward a line is an output's inputs and taps; of the input gradient,
+        // one output at a time, an input's taps.
+        let (lines, length, line_step) = if self.is_forward {
+            (1, of_input * taps, of_input * taps)
+        } else {
+            (w.from, taps, taps)
+        };
+        for line in 0..lines {
+            let (output, input) = if self.is_forward {
+                (first, 0)
+            } else {
+                (line, first)
+            };
+            let start = ((self.group * of_output + output) * of_input + input) * taps;
+            if taps == 1 && !self.is_forward {
+                let from = &self.weight[start..start + wide];
+                out[line * columns..][..wide].copy_from_slice(from);
+                continue;
+            }
+            for element in (0..length).step_by(lanes) {
+                let count = lanes.min(length - element);
+                for vector in (0..wide).step_by(lanes) {
+                    let mut square = [s.splat_f32s(0.0); WIDEST];
+                    let high = lanes.min(wide - vector);
+                    for (row, value) in square.iter_mut().enumerate().take(high) {
+                        let at = start + (vector + row) * line_step + element;
+                        // What lies beyond the line's end is not used.
+                        *value = if at + lanes <= self.weight.len() {
+                            // SAFETY: a vector's worth.
+                            unsafe { load(s, self.weight.as_ptr().add(at)) }
                         } else {
-                            (channel, first + column)
+                            s.partial_load_f32s(&self.weight[at..at + count])
                         };
-                        *out = weight[((group * (g.out_channels / g.groups) + output) * of_input
-                            + input)
-                            * taps
-                            + number];
+                    }
+                    let turned = turned(s, square);
+                    for (offset, value) in turned.into_iter().enumerate().take(count) {
+                        let (channel, number) =
+                            ((element + offset) / taps, (element + offset) % taps);
+                        let channel = if self.is_forward { channel } else { line };
+                        if let Some(tap) = w.slot(g, number) {
+                            let to =
+                                &mut out[(tap * of_tap + channel) * columns + vector..][..lanes];
+                            // SAFETY: a vector's worth.
+                            unsafe { store(s, to.as_mut_ptr(), value) };
+                        }
                     }
                 }
             }
-        });
+        }
+    }
 }
 
 /// A block of positions times some panels of columns.
@@ -404,8 +479,12 @@ impl WithSimd for Block<'_> {
         loop {
             let depths = w.depths().min(w.depth - depth);
             if w.is_dense {
+                dense.fill(0.0);
                 for index in 0..count {
-                    dense_row(w, self.source, self.group, self.positions.0 + index, dense);
+                    let position = self.positions.0 + index;
+                    if !dense_row_inside(s, w, self.source, position, dense) {
+                        dense_row(w, self.source, self.group, position, dense);
+                    }
                     let to = index / rows * rows * depths + index % rows * lanes;
                     for chunk in 0..depths / lanes {
                         // SAFETY: a dense row has whole vectors; a block has whole tiles.
@@ -501,6 +580,71 @@ impl WithSimd for Block<'_> {
             }
         }
     }
+}
+
+/// Copies elements side by side.
+///
+/// # Safety
+/// They can be read and written.
+#[inline(always)]
+pub(super) unsafe fn copy<S: Simd>(s: S, from: *const f32, to: *mut f32, count: usize) {
+    let lanes = S::F32_LANES;
+    // SAFETY: the caller's.
+    unsafe {
+        if count < lanes {
+            for index in 0..count {
+                *to.add(index) = *from.add(index);
+            }
+            return;
+        }
+        for index in (0..count - lanes).step_by(lanes) {
+            store(s, to.add(index), load(s, from.add(index)));
+        }
+        let last = count - lanes;
+        store(s, to.add(last), load(s, from.add(last)));
+    }
+}
+
+/// What the taps of a position see, side by side, where all see pixels and neighbouring taps neighbouring ones. False where
+/// that is not so.
+#[inline(always)]
+fn dense_row_inside<S: Simd>(
+    s: S,
+    w: &Gather,
+    source: &[f32],
+    position: usize,
+    out: &mut [f32],
+) -> bool {
+    let [z, y, x] = w.axes;
+    let (image, at) = w.place(position);
+    let first = (z.inside(at[0]), y.inside(at[1]), x.inside(at[2]));
+    let (Some(first_z), Some(first_y), Some(first_x)) = first else {
+        return false;
+    };
+    if x.step != 1 || w.groups != 1 {
+        return false;
+    }
+    let run = x.taps * w.from;
+    let mut done = 0;
+    for tap_z in 0..z.taps {
+        for tap_y in 0..y.taps {
+            let at_z = first_z.wrapping_add_signed(tap_z as isize * z.step);
+            let at_y = first_y.wrapping_add_signed(tap_y as isize * y.step);
+            let pixel = ((image * z.source + at_z) * y.source + at_y) * x.source + first_x;
+            debug_assert!(pixel * w.from + run <= source.len() && done + run <= out.len());
+            // SAFETY: all taps look at pixels; there is room for all of them.
+            unsafe {
+                copy(
+                    s,
+                    source.as_ptr().add(pixel * w.from),
+                    out.as_mut_ptr().add(done),
+                    run,
+                );
+            }
+            done += run;
+        }
+    }
+    true
 }
 
 /// What the taps of a position see, side by side.
