@@ -263,7 +263,8 @@ pub(crate) struct BenchWork {
 pub(crate) struct WorkArguments {
     /// `mlp`, `resnet18`, `resnet34`, `resnet50`, `vgg11_bn`, `vit_tiny`, or the path of a bundle (`.safetensors`).
     pub(crate) model: String,
-    /// `builtin`, `fashion-mnist:DIR`, `mnist:DIR`, `cifar10:DIR` or `images:DIR` (one folder a class).
+    /// `builtin`, `fashion-mnist:DIR`, `mnist:DIR`, `cifar10:DIR`, `images:DIR` (one folder a class), or
+    /// `noise:3x224` (made up, to measure speed).
     #[arg(long, value_name = "SPEC", default_value = "builtin")]
     pub(crate) data: String,
     /// Side of the square images that the model sees; the data's own size, but at least 32, unless given.

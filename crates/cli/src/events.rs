@@ -73,6 +73,10 @@ pub(crate) struct Stage {
     pub(crate) device: String,
     pub(crate) nodes: usize,
     pub(crate) parameters: u64,
+    /// Of one micro-batch.
+    pub(crate) forward_seconds: f64,
+    pub(crate) backward_seconds: f64,
+    pub(crate) weight_seconds: f64,
 }
 
 /// The end of a run. Fields that do not apply to the command are left out.

@@ -158,10 +158,16 @@ impl Planned {
         self.plan
             .stages
             .iter()
-            .map(|stage| events::Stage {
-                device: stage.device_name.clone(),
-                nodes: stage.nodes.len(),
-                parameters: stage.parameters,
+            .map(|stage| {
+                let [forward_seconds, backward_seconds, weight_seconds] = stage.seconds;
+                events::Stage {
+                    device: stage.device_name.clone(),
+                    nodes: stage.nodes.len(),
+                    parameters: stage.parameters,
+                    forward_seconds,
+                    backward_seconds,
+                    weight_seconds,
+                }
             })
             .collect()
     }

@@ -50,7 +50,7 @@ pub enum DataError {
     },
     /// A data specification that is none.
     #[error(
-        "unknown data `{0}`; give builtin, fashion-mnist:DIR, mnist:DIR, cifar10:DIR or images:DIR"
+        "unknown data `{0}`; give builtin, fashion-mnist:DIR, mnist:DIR, cifar10:DIR, images:DIR or noise:3x224"
     )]
     Spec(String),
     /// Options that make no sense.

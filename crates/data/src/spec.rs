@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::{Cifar10, DataError, Dataset, IdxDataset, ImageFolder, Split, builtin};
+use crate::{
+    Cifar10, DataError, Dataset, IdxDataset, ImageFolder, Noise, NoiseSize, Split, builtin,
+};
 
-/// Which data, and where it lies; prints and parses as `builtin`, `fashion-mnist:DIR`, `mnist:DIR`, `cifar10:DIR` or
-/// `images:DIR`.
+/// Which data, and where it lies; prints and parses as `builtin`, `fashion-mnist:DIR`, `mnist:DIR`, `cifar10:DIR`,
+/// `images:DIR` or `noise:CHANNELSxSIDE`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DataSpec {
     /// The subset of Fashion-MNIST that ships with Outboard.
@@ -21,6 +23,8 @@ pub enum DataSpec {
     Cifar10(PathBuf),
     /// A folder of images for each class.
     Images(PathBuf),
+    /// Made-up images of a size.
+    Noise(NoiseSize),
 }
 
 impl DataSpec {
@@ -37,6 +41,7 @@ impl DataSpec {
             DataSpec::Mnist(folder) => Arc::new(IdxDataset::open(folder, split, builtin::mnist())?),
             DataSpec::Cifar10(folder) => Arc::new(Cifar10::open(folder, split)?),
             DataSpec::Images(folder) => Arc::new(ImageFolder::open(folder, split)?),
+            DataSpec::Noise(size) => Arc::new(Noise::new(*size, split)),
         })
     }
 }
@@ -52,6 +57,9 @@ impl FromStr for DataSpec {
         let (kind, folder) = text.split_once(':').ok_or_else(unknown)?;
         if folder.is_empty() {
             return Err(unknown());
+        }
+        if kind == "noise" {
+            return folder.parse().map(DataSpec::Noise).map_err(|()| unknown());
         }
         let folder = PathBuf::from(folder);
         match kind {
@@ -72,6 +80,7 @@ impl fmt::Display for DataSpec {
             DataSpec::Mnist(folder) => ("mnist", folder),
             DataSpec::Cifar10(folder) => ("cifar10", folder),
             DataSpec::Images(folder) => ("images", folder),
+            DataSpec::Noise(size) => return write!(f, "noise:{size}"),
         };
         write!(f, "{kind}:{}", folder.display())
     }

@@ -209,10 +209,18 @@ fn specs_print_and_parse() {
         "mnist:.",
         "cifar10:C:\\data",
         "images:a:b",
+        "noise:3x224",
     ] {
         assert_eq!(text.parse::<DataSpec>().unwrap().to_string(), text);
     }
-    for text in ["", "mnist", "mnist:", "imagenet:/a", "builtin:/a"] {
+    for text in [
+        "",
+        "mnist",
+        "mnist:",
+        "imagenet:/a",
+        "builtin:/a",
+        "noise:7x0",
+    ] {
         let error = text.parse::<DataSpec>().unwrap_err().to_string();
         assert!(error.contains("give builtin, fashion-mnist:DIR"), "{error}");
     }
