@@ -14,8 +14,8 @@ const SHARE: u64 = 10;
 const MOST_STEPS: u64 = 16;
 const MOST_SECONDS: f64 = 5.0;
 
-/// From this many measured steps on, what they tell of the devices is worth another search.
-const STEPS_FOR_SEARCH: u64 = 3;
+/// For a run of this many steps, what they tell of the devices is worth another search.
+const STEPS_FOR_SEARCH: u64 = 30;
 
 /// The run that a plan is for.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl Host {
         let mut plan = self.search(graph, profiles, options)?;
         let steps = rehearsal.steps_for(&plan);
         let slower = self.rehearse(graph, &mut plan, options, rehearsal, steps, &mut progress)?;
-        if steps < STEPS_FOR_SEARCH || slower.is_empty() {
+        if !rehearsal.is_long() || slower.is_empty() {
             return Ok(plan);
         }
         let mut other = self.search(graph, &corrected(profiles, &slower), options)?;
@@ -124,6 +124,10 @@ impl Host {
 }
 
 impl Rehearsal {
+    fn is_long(&self) -> bool {
+        self.steps.is_none_or(|steps| steps >= STEPS_FOR_SEARCH)
+    }
+
     /// How many steps of a plan are worth measuring.
     fn steps_for(&self, plan: &Plan) -> u64 {
         let in_time = (MOST_SECONDS / plan.predicted_step_seconds) as u64;
