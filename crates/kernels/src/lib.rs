@@ -15,6 +15,7 @@ mod batch_norm;
 mod conv;
 mod crew;
 mod isa;
+mod matmul;
 mod pool;
 mod reorder;
 mod scratch;
@@ -28,6 +29,7 @@ pub use batch_norm::{
 };
 pub use conv::{Convolution, Method};
 pub use isa::Isa;
+pub use matmul::{Matrix, matmul, matmul_bytes};
 pub use pool::{
     Averaged, Pooling, Window, avg_pool, avg_pool_gradient, max_pool, max_pool_gradient,
 };

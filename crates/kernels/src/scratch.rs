@@ -16,9 +16,6 @@ impl Line {
 pub struct Scratch(Vec<Line>);
 
 impl Scratch {
-    /// Its address is a multiple of this.
-    pub const ALIGNMENT: usize = align_of::<Line>();
-
     /// What [`Scratch::bytes`] gives after so many were reserved.
     pub fn size_of(bytes: usize) -> usize {
         bytes.next_multiple_of(size_of::<Line>())

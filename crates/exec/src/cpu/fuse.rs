@@ -1,20 +1,24 @@
-//! Batch norms together with what stands around them: one pass over memory instead of two or three.
+//! Batch norms together with what stands around them: one pass over memory instead of two or three. And matrix products of
+//! transposed matrices, which are read as they lie.
 //!
 //! ```text
 //!   batch norm -> relu                  batch norm -> add -> relu        threshold_backward -> batch norm's gradient
+//!   permute [1,0] -> mm or addmm
 //! ```
 //!
 //! A fused operator rounds where its parts would, so that no bit tells whether a graph was cut between them.
 
-use outboard_graph::{Graph, Node, Op, ValueId};
+use outboard_graph::{DType, Graph, Node, Op, TensorType, ValueId};
 
-/// What a batch norm or its gradient does beside its own work.
+/// What an operator does beside its own work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fused {
     /// One more operand: what is added to the result, or the rectifier's output whose zeros the gradient passes first.
     pub(super) operand: bool,
     /// The result, with what was added, is rectified.
     pub(super) relu: bool,
+    /// Of a matrix product, whether each factor's rows are read as columns.
+    pub(super) turned: [bool; 2],
 }
 
 /// Where the operand of [`Fused`] stands.
@@ -84,6 +88,7 @@ pub(super) fn fused(graph: &Graph) -> Vec<FusedNode<'_>> {
                 fusion.after_batch_norm(index);
             }
             Op::ThresholdGrad { threshold: 0.0 } => fusion.before_gradient(index),
+            Op::Permute { ref dims } if dims[..] == [1, 0] => fusion.before_products(index),
             _ => {}
         }
     }
@@ -166,6 +171,7 @@ impl Fusion<'_> {
         norm.fused = Fused {
             operand: addend.is_some(),
             relu,
+            ..Fused::default()
         };
         if addend.is_some() {
             norm.operands.resize(OPERAND, None);
@@ -175,6 +181,42 @@ impl Fusion<'_> {
             self.places[*absorbed] = None;
         }
         self.places[to] = Some(norm);
+    }
+
+    /// The transposition of `place`, where products alone use it.
+    fn before_products(&mut self, place: usize) {
+        let Some(node) = self.graph.nodes.get(place) else {
+            return;
+        };
+        let ([Some(from)], [to]) = (node.operands.as_slice(), node.results.as_slice()) else {
+            return;
+        };
+        let is_output = self.graph.outputs.iter().any(|output| output.value == *to);
+        let is_f32 = |ty: &TensorType| ty.dtype == DType::F32;
+        if is_output || !self.graph.ty(*to).is_some_and(is_f32) {
+            return;
+        }
+        let mut factors = Vec::new();
+        for (index, node) in self.graph.nodes.iter().enumerate() {
+            for (operand, _) in (node.operands.iter().enumerate()).filter(|(_, o)| **o == Some(*to))
+            {
+                let factor = match node.op {
+                    Op::Mm {} => Some(operand),
+                    Op::Addmm {} => operand.checked_sub(1),
+                    _ => None,
+                };
+                let Some(factor @ 0..2) = factor else { return };
+                factors.push((index, operand, factor));
+            }
+        }
+        let from = *from;
+        for (index, operand, factor) in factors {
+            if let Some(Some(product)) = self.places.get_mut(index) {
+                product.operands[operand] = Some(from);
+                product.fused.turned[factor] = true;
+            }
+        }
+        self.places[place] = None;
     }
 
     fn before_gradient(&mut self, place: usize) {
@@ -214,8 +256,12 @@ mod tests {
         let nodes = fused(&graph).into_iter();
         nodes
             .map(|node| {
-                let Fused { operand, relu } = node.fused;
-                let more = [(operand, "+operand"), (relu, "+relu")];
+                let Fused {
+                    operand,
+                    relu,
+                    turned: [a, b],
+                } = node.fused;
+                let more = [(operand, "+operand"), (relu, "+relu"), (a, "+a"), (b, "+b")];
                 let more = more.iter().filter(|(is, _)| *is).map(|(_, name)| *name);
                 node.node.op.name().to_owned() + &more.collect::<String>()
             })
@@ -262,6 +308,30 @@ mod tests {
         assert_eq!(
             names(&text),
             [norm, "relu", norm, &format!("{norm}+operand"), "relu"]
+        );
+    }
+
+    #[test]
+    fn products_read_transposed_matrices_as_they_lie() {
+        let linear = |outputs: &str| {
+            names(&format!(
+                r#"graph "linear" {{
+  %0: f32[B,4] = data "x"
+  %1: f32[3,4] = parameter "w"
+  %2: f32[3] = parameter "b"
+  %3: f32[4,3] = permute(%1, dims=[1,0])
+  %4: f32[B,3] = addmm(%2, %0, %3)
+  %5: f32[4,B] = permute(%0, dims=[1,0])
+  %6: f32[4,3] = mm(%5, %4)
+  return {outputs}
+}}
+"#
+            ))
+        };
+        assert_eq!(linear("result \"y\" %6"), ["addmm+b", "mm+a"]);
+        assert_eq!(
+            linear("result \"y\" %6, saved \"%3\" %3"),
+            ["permute", "addmm", "mm+a"]
         );
     }
 }

@@ -1,105 +1,84 @@
-//! Matrix products: Burn Flex's, whose `gemm` splits rows and columns over threads but never a sum.
-//!
-//! An element of a product is one chain of fused multiply-adds over the inner dimension, in blocks whose length depends
-//! on the matrices and on the machine's caches alone. So the number of threads does not change its bits (the tests
-//! compare them).
+//! Matrix products: from an operator's tensors to the kernels.
 
-use burn_backend::ops::FloatTensorOps;
-use burn_backend::{DType as BurnType, Shape};
-use burn_flex::{Flex, FlexTensor, Layout};
+use outboard_graph::DType;
+use outboard_kernels::{Matrix, matmul};
 use rayon::prelude::*;
 
-use super::layout;
 use super::parallel::CHUNK;
-use super::tensor::CpuTensor;
+use super::tensor::{CpuTensor, Order};
+use super::{OpError, Workplace};
 
-/// A matrix, or a batch of matrices, within a tensor: nothing is copied.
-pub(super) struct View<'a> {
-    pub(super) tensor: &'a CpuTensor,
-    pub(super) offset: usize,
-    pub(super) dims: &'a [usize],
-    pub(super) strides: &'a [usize],
-}
+/// The factors' turns: whether each one's rows are read as columns.
+pub(super) type Turns = [bool; 2];
 
-impl View<'_> {
-    fn flex(&self) -> FlexTensor {
-        let strides = self.strides.iter().map(|&stride| stride.cast_signed());
-        let layout = Layout::new(
-            Shape::from(self.dims.to_vec()),
-            strides.collect(),
-            self.offset,
-        );
-        FlexTensor::from_arc(self.tensor.flex().data_arc(), layout, BurnType::F32)
+/// The last two sizes, and the product of those before.
+fn sizes(x: &CpuTensor) -> Result<(usize, usize, usize), OpError> {
+    match *x.dims() {
+        [ref batches @ .., rows, columns] => Ok((batches.iter().product(), rows, columns)),
+        _ => Err(OpError::Shape),
     }
 }
 
-/// `a @ b`; leading dimensions are batches.
-pub(super) fn product(a: View<'_>, b: View<'_>) -> CpuTensor {
-    CpuTensor::from_flex(Flex::float_matmul(a.flex(), b.flex()))
+fn matrix(elements: &[f32], (_, rows, columns): (usize, usize, usize), turned: bool) -> Matrix<'_> {
+    let matrix = Matrix::new(elements, rows, columns);
+    if turned { matrix.transposed() } else { matrix }
 }
 
-/// Most columns of a product that `gemm` computes at its best.
-pub(super) const BLOCK: usize = 128;
-
-/// Cuts `0..size` into as few parts of at most [`BLOCK`] as can be, all about equal.
-pub(super) fn blocks(size: usize) -> impl Iterator<Item = (usize, usize)> {
-    let parts = size.div_ceil(BLOCK);
-    (0..parts).map(move |part| (part * size / parts, (part + 1) * size / parts))
+/// `bmm`: batches of products.
+pub(super) fn bmm(
+    a: &CpuTensor,
+    b: &CpuTensor,
+    out_dims: &[usize],
+    place: &Workplace<'_>,
+) -> Result<CpuTensor, OpError> {
+    let (of_a, of_b) = (sizes(a)?, sizes(b)?);
+    let size = of_a.1 * of_b.2;
+    let mut out = place.result(4 * of_a.0 * size);
+    (out.f32s().par_chunks_exact_mut(size))
+        .zip(a.f32s().par_chunks_exact(of_a.1 * of_a.2))
+        .zip(b.f32s().par_chunks_exact(of_b.1 * of_b.2))
+        .for_each(|((out, a), b)| {
+            matmul(matrix(a, of_a, false), matrix(b, of_b, false), out, false)
+        });
+    Ok(CpuTensor::from_recycled(
+        DType::F32,
+        Order::First,
+        out_dims,
+        out,
+    ))
 }
 
-/// Whether a product is worth rearranging its right factor for.
-pub(super) fn is_large(rows: usize, inner: usize, columns: usize) -> bool {
-    rows >= 32 && inner >= 16 && columns >= 16
-}
-
-/// `bmm`.
-pub(super) fn bmm(a: CpuTensor, b: CpuTensor) -> CpuTensor {
-    CpuTensor::from_flex(Flex::float_matmul(a.into_flex(), b.into_flex()))
-}
-
-/// `mm`, by the products that `gemm` is best at (see `conv`).
-pub(super) fn mm(a: CpuTensor, b: CpuTensor) -> CpuTensor {
-    let (&[rows, inner], &[_, columns]) = (a.dims(), b.dims()) else {
-        return bmm(a, b);
-    };
-    if !is_large(rows, inner, columns) {
-        return bmm(a, b);
-    }
-    let b = layout::permute(b, &[1, 0]);
-    let mut out = Vec::new();
-    for (from, to) in blocks(columns) {
-        let part = product(
-            View {
-                tensor: &a,
-                offset: 0,
-                dims: &[rows, inner],
-                strides: &[inner, 1],
-            },
-            View {
-                tensor: &b,
-                offset: from * inner,
-                dims: &[inner, to - from],
-                strides: &[1, inner],
-            },
-        );
-        if to - from == columns {
-            return part;
-        }
-        if out.is_empty() {
-            out.resize(rows * columns, 0.0);
-        }
-        let lines = out.chunks_exact_mut(columns);
-        for (line, part) in lines.zip(part.f32s().chunks_exact(to - from)) {
-            line[from..to].copy_from_slice(part);
-        }
-    }
-    CpuTensor::from_f32(&[rows, columns], out)
+/// `mm`.
+pub(super) fn mm(
+    a: &CpuTensor,
+    b: &CpuTensor,
+    [turn_a, turn_b]: Turns,
+    out_dims: &[usize],
+    place: &Workplace<'_>,
+) -> Result<CpuTensor, OpError> {
+    let mut out = place.result(4 * out_dims.iter().product::<usize>());
+    let a = matrix(a.f32s(), sizes(a)?, turn_a);
+    let b = matrix(b.f32s(), sizes(b)?, turn_b);
+    matmul(a, b, out.f32s(), true);
+    Ok(CpuTensor::from_recycled(
+        DType::F32,
+        Order::First,
+        out_dims,
+        out,
+    ))
 }
 
 /// `bias + a @ b`, the bias expanded to the product's shape.
-pub(super) fn addmm(bias: &CpuTensor, a: CpuTensor, b: CpuTensor) -> CpuTensor {
-    let mut product = mm(a, b);
-    let columns = product.dims().last().copied().unwrap_or(1);
+pub(super) fn addmm(
+    bias: &CpuTensor,
+    a: &CpuTensor,
+    b: &CpuTensor,
+    turns: Turns,
+    out_dims: &[usize],
+    place: &Workplace<'_>,
+) -> Result<CpuTensor, OpError> {
+    let mut product = mm(a, b, turns, out_dims, place)?;
+    let columns = out_dims.last().copied().unwrap_or(1);
     let (rows_of_bias, columns_of_bias) = match *bias.dims() {
         [rows, columns] => (rows, columns),
         [columns] => (1, columns),
@@ -125,5 +104,5 @@ pub(super) fn addmm(bias: &CpuTensor, a: CpuTensor, b: CpuTensor) -> CpuTensor {
             }
         }
     });
-    product
+    Ok(product)
 }

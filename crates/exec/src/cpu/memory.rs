@@ -1,8 +1,8 @@
 //! The most memory a run takes: what is alive at each node, and what its operator needs meanwhile.
 
 use outboard_graph::{DType, Op};
+use outboard_kernels::matmul_bytes;
 
-use super::matmul::{BLOCK, is_large};
 use super::order::{self, Wanted};
 use super::plan::{CpuPlan, PlanNode};
 use super::reduce;
@@ -13,11 +13,6 @@ use crate::ExecError;
 const BYTES_PER_VALUE: u64 = 512;
 /// What a thread of `gemm` keeps for good: a second-level cache's worth, at most this on the processors we know of.
 const BYTES_PER_THREAD: u64 = 4 << 20;
-/// The deepest block that `gemm` packs; on most processors it is 512.
-const GEMM_DEPTH: u64 = 2048;
-/// `gemm` rounds rows and columns up to its register tile, which is smaller than this.
-const GEMM_TILE: u64 = 64;
-
 fn bytes((dtype, dims): &(DType, Vec<usize>)) -> u64 {
     let elements = dims.iter().map(|&dim| dim as u64);
     elements.fold(dtype.bytes() as u64, u64::saturating_mul)
@@ -176,25 +171,6 @@ pub(super) fn peak(plan: &CpuPlan, kept: &[bool]) -> Result<u64, ExecError> {
         })
 }
 
-/// What `gemm` packs for one product of `[m, k]` and `[k, n]`.
-fn gemm(m: usize, n: usize, k: usize) -> u64 {
-    let sides = (m as u64)
-        .saturating_add(n as u64)
-        .saturating_add(2 * GEMM_TILE);
-    sides
-        .saturating_mul((k as u64).min(GEMM_DEPTH))
-        .saturating_mul(4)
-}
-
-/// `[rows, inner] @ [inner, columns]`: the right factor rearranged, and a block of the product.
-fn mm(rows: usize, inner: usize, columns: usize) -> u64 {
-    if !is_large(rows, inner, columns) {
-        return gemm(rows, columns, inner);
-    }
-    let block = BLOCK.min(columns);
-    f32s([inner, columns]) + f32s([rows, block]) + gemm(rows, block, inner)
-}
-
 /// An upper bound on what an operator allocates beyond its results and its scratch memory.
 fn extra(plan: &CpuPlan, node: &PlanNode) -> u64 {
     let threads = plan.settings.threads;
@@ -206,12 +182,17 @@ fn extra(plan: &CpuPlan, node: &PlanNode) -> u64 {
         .map_or(&[][..], |(value, _)| plan.values[*value].1.as_slice());
     match &node.op {
         Op::Addmm {} | Op::Mm {} | Op::Bmm {} => {
-            let a = operand(usize::from(matches!(node.op, Op::Addmm {})));
-            match (a, result) {
-                ([.., depth], [batch, rows, columns]) => {
-                    threads.min(*batch) as u64 * gemm(*rows, *columns, *depth)
+            let first = usize::from(matches!(node.op, Op::Addmm {}));
+            let inner = match (operand(first), node.fused.turned) {
+                ([inner, _], [true, _]) => *inner,
+                ([.., inner], _) => *inner,
+                _ => 0,
+            };
+            match result {
+                [batch, rows, columns] => {
+                    threads.min(*batch) as u64 * matmul_bytes(*rows, inner, *columns)
                 }
-                ([.., inner], [rows, columns]) => mm(*rows, *inner, *columns),
+                [rows, columns] => matmul_bytes(*rows, inner, *columns),
                 _ => 0,
             }
         }

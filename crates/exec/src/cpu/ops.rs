@@ -71,18 +71,16 @@ pub(super) fn run(
             };
             conv::run(op, &g, x.get(0)?, x.get(1)?, bias, out, place)
         }
-        Op::Addmm {} => {
-            let (a, b) = (x.take(1)?, x.take(2)?);
-            matmul::addmm(x.get(0)?, a, b)
-        }
-        Op::Mm {} => {
-            let (a, b) = x.take_two()?;
-            matmul::mm(a, b)
-        }
-        Op::Bmm {} => {
-            let (a, b) = x.take_two()?;
-            matmul::bmm(a, b)
-        }
+        Op::Addmm {} => matmul::addmm(
+            x.get(0)?,
+            x.get(1)?,
+            x.get(2)?,
+            node.fused.turned,
+            out,
+            place,
+        )?,
+        Op::Mm {} => matmul::mm(x.get(0)?, x.get(1)?, node.fused.turned, out, place)?,
+        Op::Bmm {} => matmul::bmm(x.get(0)?, x.get(1)?, out, place)?,
         Op::Embedding { .. } => lookup::embedding(x.get(0)?, x.get(1)?, out)?,
         Op::EmbeddingGrad { padding_idx, .. } => {
             lookup::embedding_grad(x.get(0)?, x.get(1)?, *padding_idx, out)?

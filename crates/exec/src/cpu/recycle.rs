@@ -109,8 +109,9 @@ impl Recycled {
 }
 
 impl AllocationController for Recycled {
+    /// What copies need. This memory has more than Burn's own may have.
     fn alloc_align(&self) -> usize {
-        Scratch::ALIGNMENT
+        align_of::<i64>()
     }
 
     fn property(&self) -> AllocationProperty {

@@ -203,9 +203,10 @@ impl Gather {
         self.groups * self.panels * self.depth * self.blocking.columns()
     }
 
-    /// A block's rows, what its last columns are computed in, and a dense row.
+    /// A block's rows, what its last columns are computed in, a register tile's sums, and a dense row.
     fn of_thread(&self) -> usize {
-        self.block() * (self.depths() + self.blocking.columns()) + self.depth
+        let columns = self.blocking.columns();
+        self.block() * (self.depths() + columns) + self.blocking.rows * columns + self.depth
     }
 
     fn scratch(&self, threads: usize) -> usize {
@@ -462,7 +463,8 @@ impl WithSimd for Block<'_> {
         let columns = w.blocking.columns();
         let count = self.positions.1 - self.positions.0;
         let (packed, rest) = self.scratch.split_at_mut(w.block() * w.depths());
-        let (edge, dense) = rest.split_at_mut(w.block() * columns);
+        let (edge, rest) = rest.split_at_mut(w.block() * columns);
+        let (of_tile, dense) = rest.split_at_mut(rows * columns);
         let channels = w.groups * w.to;
         // Where each position's first channel of the group goes.
         let mut targets = [0_usize; TILES * 14];
@@ -524,7 +526,7 @@ impl WithSimd for Block<'_> {
                         first_bias[..width].copy_from_slice(bias);
                         Start::Row(first_bias.as_ptr())
                     }
-                    _ => Start::Sum,
+                    _ => Start::Zero,
                 };
                 let weights = ((self.group * w.panels + panel) * w.depth + depth) * columns;
                 for from in (0..count).step_by(rows) {
@@ -541,8 +543,33 @@ impl WithSimd for Block<'_> {
                         };
                         let right =
                             Right::packed(self.weights.as_ptr().add(weights), columns, lanes);
-                        if width == columns {
-                            let (out, targets) = (self.out, &targets[from..]);
+                        let (out, targets) = (self.out, &targets[from..]);
+                        let edge = edge.as_mut_ptr().add(from * columns);
+                        if depth > 0 {
+                            // Sums of their own, so that no chain of additions is long.
+                            let here = of_tile.as_mut_ptr();
+                            tile(
+                                s,
+                                rows_here,
+                                left,
+                                right,
+                                #[inline(always)]
+                                |row| here.add(row * columns),
+                                start,
+                            );
+                            for row in 0..rows_here {
+                                let to = if width == columns {
+                                    out.at(targets[row] + first)
+                                } else {
+                                    edge.add(row * columns)
+                                };
+                                for vector in (0..columns).step_by(lanes) {
+                                    let more = load(s, here.add(row * columns + vector));
+                                    let sum = s.add_f32s(load(s, to.add(vector)), more);
+                                    store(s, to.add(vector), sum);
+                                }
+                            }
+                        } else if width == columns {
                             tile(
                                 s,
                                 rows_here,
@@ -553,7 +580,6 @@ impl WithSimd for Block<'_> {
                                 start,
                             );
                         } else {
-                            let edge = edge.as_mut_ptr().add(from * columns);
                             tile(
                                 s,
                                 rows_here,
