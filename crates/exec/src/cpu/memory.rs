@@ -200,14 +200,6 @@ fn extra(plan: &CpuPlan, node: &PlanNode) -> u64 {
         Op::BatchNormTraining { .. } | Op::BatchNormInference { .. } | Op::BatchNormGrad { .. } => {
             16 * operand(0).get(1).map_or(0, |&channels| channels as u64)
         }
-        // A line of each operand, gathered.
-        Op::Softmax { dim }
-        | Op::LogSoftmax { dim }
-        | Op::SoftmaxGrad { dim }
-        | Op::LogSoftmaxGrad { dim } => {
-            let length = result.get(*dim).copied().unwrap_or(1);
-            2 * f32s([length, threads])
-        }
         Op::Sum { dims, .. } | Op::Mean { dims, .. } => reduce::scratch(operand(0), dims),
         // The second operand times alpha, where shapes differ.
         Op::Add { alpha } | Op::Sub { alpha } if alpha.abs() != 1.0 => {

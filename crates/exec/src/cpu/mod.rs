@@ -190,7 +190,7 @@ impl Executor for CpuExecutor {
         let tensor = tensor.clone().in_order(Order::First);
         let chunks = tensor.f32s().par_chunks(parallel::CHUNK);
         let sums: Vec<f64> = chunks
-            .map(|chunk| parallel::sum(chunk, |x| x * x))
+            .map(|chunk| outboard_kernels::sum(chunk, |x| x * x))
             .collect();
         Ok(sums.iter().sum())
     }

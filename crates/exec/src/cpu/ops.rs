@@ -1,6 +1,7 @@
 //! From an operator to the function that runs it: one arm each, no arithmetic.
 
 use outboard_graph::{DType, Op};
+use outboard_kernels::{self as kernels, Softmax};
 
 use super::batch_norm::After;
 use super::fuse::{self, Fused};
@@ -55,6 +56,7 @@ pub(super) fn run(
 ) -> Result<Vec<CpuTensor>, OpError> {
     let x = &mut operands;
     let op = &node.op;
+    let isa = place.settings.isa;
     let out = results.first().copied().ok_or(OpError::Shape)?;
     let one = match op {
         Op::Convolution { .. }
@@ -109,26 +111,25 @@ pub(super) fn run(
             let rectified = x.optional(fuse::OPERAND);
             return Ok(batch_norm::gradient(grad, rectified, input, weight, saved, place).into());
         }
-        Op::LayerNorm {
-            normalized_shape,
-            eps,
-        } => {
-            let width = normalized_shape.iter().product();
+        Op::LayerNorm { eps, .. } => {
             let stats = results.get(1).copied().ok_or(OpError::Shape)?;
             let (weight, bias) = (x.optional(1), x.optional(2));
-            return Ok(layer_norm::forward(x.get(0)?, weight, bias, width, *eps, stats).into());
+            return Ok(layer_norm::forward(x.get(0)?, weight, bias, *eps, stats, place).into());
         }
         Op::LayerNormGrad { normalized_shape } => {
             let (grad, input, weight) = (x.get(0)?, x.get(1)?, x.optional(4));
-            let (mean, rstd) = (x.get(2)?, x.get(3)?);
-            return Ok(
-                layer_norm::gradient(grad, input, mean, rstd, weight, normalized_shape).into(),
-            );
+            let stats = (x.get(2)?, x.get(3)?);
+            let shape = normalized_shape;
+            return Ok(layer_norm::gradient(grad, input, stats, weight, shape, place).into());
         }
-        Op::Softmax { dim } => softmax::softmax(x.take(0)?, *dim),
-        Op::LogSoftmax { dim } => softmax::log_softmax(x.take(0)?, *dim),
-        Op::SoftmaxGrad { dim } => softmax::softmax_grad(x.take(0)?, x.get(1)?, *dim),
-        Op::LogSoftmaxGrad { dim } => softmax::log_softmax_grad(x.take(0)?, x.get(1)?, *dim),
+        Op::Softmax { dim } => softmax::forward(Softmax::Plain, x.take(0)?, *dim, isa),
+        Op::LogSoftmax { dim } => softmax::forward(Softmax::Log, x.take(0)?, *dim, isa),
+        Op::SoftmaxGrad { dim } => {
+            softmax::gradient(Softmax::Plain, x.take(0)?, x.get(1)?, *dim, isa)
+        }
+        Op::LogSoftmaxGrad { dim } => {
+            softmax::gradient(Softmax::Log, x.take(0)?, x.get(1)?, *dim, isa)
+        }
 
         Op::MaxPool2d { .. } => return Ok(pool::max(op, x.get(0)?, out, place)?.into()),
         Op::MaxPool2dGrad { .. } => pool::max_grad(x.get(0)?, x.get(1)?, out, place)?,
@@ -140,7 +141,8 @@ pub(super) fn run(
         }
 
         Op::Relu {} => pointwise::relu(x.take(0)?),
-        Op::Gelu { tanh } => pointwise::gelu(x.take(0)?, *tanh),
+        Op::Gelu { tanh: false } => parallel::map(x.take(0)?, kernels::gelu),
+        Op::Gelu { tanh: true } => parallel::map(x.take(0)?, kernels::gelu_tanh),
         Op::Sigmoid {} => pointwise::sigmoid(x.take(0)?),
         Op::Tanh {} => parallel::map(x.take(0)?, f32::tanh),
         Op::Exp {} => parallel::map(x.take(0)?, f32::exp),
@@ -189,7 +191,11 @@ pub(super) fn run(
         }
         Op::GeluGrad { tanh } => {
             let (grad, input) = x.take_two()?;
-            pointwise::gelu_grad(grad, input, *tanh)
+            if *tanh {
+                parallel::zip(grad, input, kernels::gelu_tanh_gradient)
+            } else {
+                parallel::zip(grad, input, kernels::gelu_gradient)
+            }
         }
         Op::SigmoidGrad {} => {
             let (grad, output) = x.take_two()?;

@@ -15,42 +15,6 @@ pub(super) fn relu(x: CpuTensor) -> CpuTensor {
     map(x, |x| if x < 0.0 { 0.0 } else { x })
 }
 
-/// `sqrt(2 / pi)`, of the tanh approximation.
-const GELU_BETA: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2;
-/// The cubic term of the tanh approximation (Hendrycks and Gimpel 2016, section 2).
-const GELU_CUBIC: f32 = 0.044_715;
-
-/// The cumulative distribution of the normal distribution.
-fn normal_cdf(x: f32) -> f32 {
-    0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
-}
-
-/// `gelu`.
-pub(super) fn gelu(x: CpuTensor, tanh: bool) -> CpuTensor {
-    if tanh {
-        return map(x, |x| {
-            let inner = GELU_BETA * (x + GELU_CUBIC * x * x * x);
-            0.5 * x * (1.0 + inner.tanh())
-        });
-    }
-    map(x, |x| x * normal_cdf(x))
-}
-
-/// `gelu_backward`.
-pub(super) fn gelu_grad(grad: CpuTensor, x: CpuTensor, tanh: bool) -> CpuTensor {
-    if tanh {
-        return zip(grad, x, |dy, x| {
-            let t = (GELU_BETA * (x + GELU_CUBIC * x * x * x)).tanh();
-            let slope = GELU_BETA * (1.0 + 3.0 * GELU_CUBIC * x * x);
-            dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
-        });
-    }
-    // The density of the normal distribution: 1 / sqrt(2 pi) is half of `GELU_BETA`.
-    zip(grad, x, |dy, x| {
-        dy * (normal_cdf(x) + x * 0.5 * GELU_BETA * (-0.5 * x * x).exp())
-    })
-}
-
 /// `sigmoid`, without overflow on either side.
 pub(super) fn sigmoid(x: CpuTensor) -> CpuTensor {
     map(x, |x| {

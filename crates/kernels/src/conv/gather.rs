@@ -557,9 +557,9 @@ impl WithSimd for Block<'_> {
                                 |row| here.add(row * columns),
                                 start,
                             );
-                            for row in 0..rows_here {
+                            for (row, target) in targets.iter().enumerate().take(rows_here) {
                                 let to = if width == columns {
-                                    out.at(targets[row] + first)
+                                    out.at(target + first)
                                 } else {
                                     edge.add(row * columns)
                                 };

@@ -35,14 +35,20 @@ fn pairs(g: &Convolution, mut visit: impl FnMut(usize, usize, usize)) {
 }
 
 /// Results of all passes in f64.
-pub struct Expected {
-    pub forward: Vec<f64>,
-    pub input: Vec<f64>,
-    pub weight: Vec<f64>,
+pub(crate) struct Expected {
+    pub(crate) forward: Vec<f64>,
+    pub(crate) input: Vec<f64>,
+    pub(crate) weight: Vec<f64>,
 }
 
 /// All passes in f64.
-pub fn expected(g: &Convolution, x: &[f32], w: &[f32], dy: &[f32], bias: &[f32]) -> Expected {
+pub(crate) fn expected(
+    g: &Convolution,
+    x: &[f32],
+    w: &[f32],
+    dy: &[f32],
+    bias: &[f32],
+) -> Expected {
     let (of_input, of_output) = (g.in_channels / g.groups, g.out_channels / g.groups);
     let taps: usize = g.kernel.iter().product();
     let mut e = Expected {
@@ -72,7 +78,7 @@ pub fn expected(g: &Convolution, x: &[f32], w: &[f32], dy: &[f32], bias: &[f32])
 }
 
 /// Numbers from -1 to 1.
-pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
+pub(crate) fn numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     (0..count)
         .map(|_| {
@@ -83,7 +89,7 @@ pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
 }
 
 /// A convolution whose output is not empty; `kernel` beyond the padded input is cut.
-pub fn convolution(
+pub(crate) fn convolution(
     images: usize,
     channels: (usize, usize, usize),
     input: [usize; 3],
@@ -114,6 +120,6 @@ pub fn convolution(
 }
 
 /// Sizes of a plane.
-pub fn plane(y: usize, x: usize) -> [usize; 3] {
+pub(crate) fn plane(y: usize, x: usize) -> [usize; 3] {
     [1, y, x]
 }
