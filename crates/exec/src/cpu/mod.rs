@@ -7,6 +7,7 @@
 //! Results depend on operands alone. No sum is split by the number of threads: loops run over chunks of fixed size, and
 //! Flex's products split rows and columns only.
 
+mod awake;
 mod batch_norm;
 mod conv;
 mod fuse;
@@ -157,8 +158,10 @@ impl Executor for CpuExecutor {
             scratch: &mut scratch,
             tensors: &plan.memory.tensors,
         };
-        let mut nodes = plan.nodes.iter();
-        let ran = nodes.try_for_each(|node| run_node(plan, node, &mut values, key, &mut place));
+        let ran = awake::while_running(|| {
+            let mut nodes = plan.nodes.iter();
+            nodes.try_for_each(|node| run_node(plan, node, &mut values, key, &mut place))
+        });
         plan.memory.scratch.give(scratch);
         ran?;
         (plan.outputs.iter())
