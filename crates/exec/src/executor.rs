@@ -90,6 +90,12 @@ pub trait Executor: Send + Sync {
         0
     }
 
+    /// Inputs of a plan as another program of the same stage would leave them. What is uploaded an engine may have to rearrange
+    /// first, which is not part of what the plan itself costs.
+    fn settled(&self, _plan: &Self::Plan, inputs: Vec<Self::Tensor>) -> Vec<Self::Tensor> {
+        inputs
+    }
+
     /// Copies a tensor to the device.
     fn upload(&self, tensor: &Tensor) -> Result<Self::Tensor, ExecError>;
 

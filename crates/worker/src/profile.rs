@@ -91,7 +91,7 @@ fn seconds<E: Executor>(
         bytes => (COLD_BYTES / bytes).min(room / bytes).clamp(1, MOST_COPIES),
     };
     let sets = (0..copies)
-        .map(|copy| inputs::make(engine, graph, copy))
+        .map(|copy| Some(engine.settled(&plan, inputs::make(engine, graph, copy)?)))
         .collect::<Option<Vec<_>>>()?;
     let key = RandomKey::default();
     engine.run(&plan, sets.first()?.clone(), key).ok()?;

@@ -133,6 +133,22 @@ impl Executor for CpuExecutor {
         plan.scratch_bytes()
     }
 
+    fn settled(&self, plan: &CpuPlan, inputs: Vec<CpuTensor>) -> Vec<CpuTensor> {
+        let order_of = |value: usize| {
+            let uses = plan.nodes.iter().flat_map(|node| {
+                let operands = node.operands.iter().zip(&node.wanted);
+                operands.filter_map(|(operand, wanted)| match (operand, wanted) {
+                    (Some((used, _)), Wanted::Is(order)) if *used == value => Some(*order),
+                    _ => None,
+                })
+            });
+            uses.into_iter().next().unwrap_or(Order::First)
+        };
+        (plan.inputs.iter().zip(inputs))
+            .map(|(input, tensor)| tensor.in_order(order_of(input.value)))
+            .collect()
+    }
+
     fn upload(&self, tensor: &Tensor) -> Result<CpuTensor, ExecError> {
         CpuTensor::upload(tensor)
     }
