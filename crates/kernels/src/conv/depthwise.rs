@@ -4,7 +4,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::Convolution;
-use super::gather::Axis;
+use super::axis::Axis;
 use crate::isa::Isa;
 use crate::share::Shared;
 

@@ -11,7 +11,8 @@
 use pulp::{Simd, WithSimd};
 
 use super::Convolution;
-use super::gather::{Axis, copy};
+use super::axis::Axis;
+use super::gather::copy;
 use crate::crew;
 use crate::isa::{Blocking, Isa};
 use crate::reorder::turn_within;

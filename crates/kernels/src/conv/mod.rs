@@ -1,5 +1,6 @@
 //! Convolution and its gradients: which way each goes, and what scratch memory it takes.
 
+mod axis;
 mod depthwise;
 mod gather;
 mod gather_weight;
